@@ -1,0 +1,207 @@
+"""The door for backend authors: everything a plugin needs, and nothing else.
+
+A plugin is a distribution with an entry point in the group ``torchbay.backends``. The entry
+point's name is the backend's name, its value a module that implements one hook:
+
+    from torchbay.plugin import Backend, hookimpl
+
+    @hookimpl
+    def torchbay_make_backend() -> Backend:
+        from ._backend import MyBackend
+
+        return MyBackend()
+
+Docstrings here are normative: they say what a member means, when it is called, what it may raise
+and what it must not do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, Protocol, runtime_checkable
+
+import attrs
+import pluggy
+import torch
+from torch.fx import GraphModule
+
+from torchbay.errors import UnsupportedGraph
+
+__all__ = [
+    "API_VERSION",
+    "OLDEST_API_VERSION",
+    "Backend",
+    "Capabilities",
+    "CompileRequest",
+    "Executable",
+    "Hooks",
+    "NoOptions",
+    "ResettableBackend",
+    "UnsupportedGraph",
+    "hookimpl",
+    "hookspec",
+]
+
+API_VERSION = 1
+"""The version of this contract. Additions do not change it; removals and new meanings do."""
+
+OLDEST_API_VERSION = 1
+"""The oldest version a plugin may state and still be loaded."""
+
+hookspec = pluggy.HookspecMarker("torchbay")
+hookimpl = pluggy.HookimplMarker("torchbay")
+
+Decompositions = Mapping[Any, Callable[..., Any]]
+"""Operator overload -> Python function that computes it from simpler operators."""
+
+
+@attrs.frozen(kw_only=True)
+class Capabilities:
+    """What a backend claims. The core gives it nothing beyond these claims.
+
+    Attributes:
+        devices: Types of device it compiles for, as in ``torch.device(...).type``.
+        dtypes: Element types it takes, or None for all of them.
+        decompositions: Called once, when the first graph is lowered for this backend: returns the
+            operators to rewrite into simpler ones first. None leaves the ATen graph as traced.
+        dynamic_shapes: Takes graphs with symbolic sizes.
+        training: Takes the forward and the backward half of a training step.
+        mutation: Takes graphs that end in ``aten.copy_`` onto an input listed in
+            `CompileRequest.mutated`. Without it such values are further outputs, and the core
+            writes them back.
+        control_flow: Takes higher-order operators such as ``torch.cond``.
+        external_weights: Can build code that borrows its weights from the caller.
+        eager_random: Draws from PyTorch's generators exactly as eager execution of the graph does.
+        thread_safe: Executables may run in several threads at once.
+    """
+
+    devices: frozenset[str] = attrs.field(default=frozenset({"cpu"}), converter=frozenset)
+    dtypes: frozenset[torch.dtype] | None = None
+    decompositions: Callable[[], Decompositions] | None = None
+    dynamic_shapes: bool = False
+    training: bool = False
+    mutation: bool = False
+    control_flow: bool = False
+    external_weights: bool = False
+    eager_random: bool = False
+    thread_safe: bool = False
+
+
+@attrs.frozen(kw_only=True)
+class NoOptions:
+    """The options class of a backend that has none."""
+
+
+@attrs.frozen(kw_only=True)
+class CompileRequest:
+    """Everything a backend may look at. Frozen; new fields always come with defaults.
+
+    Attributes:
+        graph: A functional ATen graph, linted and free of dead nodes. Every node carries a fake
+            value in ``meta["val"]``, and the user's stack in ``stack_trace`` where it is known.
+            It takes flat inputs and returns a flat tuple. Random operators stand in program order.
+        example_inputs: One fake tensor (or int, for a size) per placeholder, in order.
+        state_count: How many leading inputs are state: parameters, buffers, free tensors. State
+            keeps its storage from call to call far more often than not, but may be replaced.
+        mutated: Positions of inputs the graph writes, with ``aten.copy_`` as its last nodes.
+            Empty unless the backend claims ``mutation``.
+        device: The device the graph runs on; ``cpu`` for a graph without tensors elsewhere.
+        options: An instance of the backend's ``options`` class.
+        side: Which graph this is: the whole computation, or one half of a training step.
+        name: What the caller called the compiled object; for messages and file names only.
+    """
+
+    graph: GraphModule
+    example_inputs: Sequence[Any]
+    state_count: int = 0
+    mutated: frozenset[int] = frozenset()
+    device: torch.device = attrs.field(factory=lambda: torch.device("cpu"))
+    options: Any = attrs.field(factory=NoOptions)
+    side: Literal["inference", "forward", "backward"] = "inference"
+    name: str = ""
+
+
+@runtime_checkable
+class Executable(Protocol):
+    """A compiled graph in memory."""
+
+    def run(self, inputs: list[Any]) -> Sequence[Any]:
+        """Run the graph once.
+
+        Means: ``inputs`` holds the values of the graph's placeholders in order: state, then the
+        call's tensors, then sizes as ints. The list is the callee's to clear. Returns the graph's
+        outputs in order.
+        When called: on every hit, after the core's guards held; grad mode is off and autocast is
+        disabled, whatever they were around the call.
+        May raise: what the operators themselves raise on the values they are given.
+        Must not: change inputs other than the request's ``mutated``, draw from a generator it has
+        no random operator for, or keep an input or an output alive once it has returned.
+        """
+
+
+@runtime_checkable
+class Backend(Protocol):
+    """Turns one graph into something callable.
+
+    Satisfied by shape: no inheritance, hence no defaults inherited by accident.
+    """
+
+    @property
+    def name(self) -> str:
+        """The entry point's name, as users type it."""
+
+    @property
+    def api_version(self) -> int:
+        """The plugin API this was written for: a literal, never `API_VERSION` itself."""
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What this backend claims; read when a compiled object first uses it."""
+
+    @property
+    def options(self) -> type[Any]:
+        """The class of this backend's options, `NoOptions` if it has none.
+
+        When called: once per `torchbay.compile`, before any work, as ``options(**given)``;
+        ``mode="..."`` is one of the given names where the caller passed a mode.
+        May raise: TypeError or ValueError. For an attrs class, unknown names and values of the
+        wrong type are refused by the core, with the known names.
+        """
+
+    def fingerprint(self) -> Mapping[str, str]:
+        """Return named components that change whenever the code compiled from a graph would.
+
+        Must not: contain a path of this machine, or anything that differs between two processes
+        with the same toolchain.
+        """
+
+    def compile(self, request: CompileRequest) -> Executable:
+        """Compile ``request.graph``.
+
+        When called: on a miss, under the core's build lock, with grad mode off.
+        May raise: `UnsupportedGraph` to decline. Anything else is a failure and reaches the caller
+        as `torchbay.errors.BackendFailed`.
+        Must not: change the request, move a random generator, touch a user's tensor, or leave
+        ambient state (grad mode, default dtype, thread count) other than it was.
+        """
+
+
+@runtime_checkable
+class ResettableBackend(Protocol):
+    """A backend that keeps something of its own between compilations."""
+
+    def reset(self) -> None:
+        """Forget it. Called by `torchbay.reset`, after all specializations were dropped."""
+
+
+class Hooks(Protocol):
+    """What the core calls on a plugin's module. Implement with `hookimpl`."""
+
+    @hookspec(firstresult=True)
+    def torchbay_make_backend(self) -> Backend:  # type: ignore[empty-body]
+        """Return the backend that this entry point names.
+
+        When called: once per process, when the backend is first used; never to list it.
+        May raise: anything; the backend is then listed as broken, with the cause.
+        Must not: compile, initialize a device, or change global state.
+        """
