@@ -1,0 +1,162 @@
+"""One call taken apart: which tensors, values and objects it was given, and where each stands."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import attrs
+import torch
+
+from torchbay._reason import CannotServe
+from torchbay._source import Names
+from torchbay._structure import Container, is_plain, take_apart
+from torchbay._torch_compat import is_fake
+from torchbay.errors import InvalidArgument
+
+__all__ = ["Call", "Item", "refuse_unusable"]
+
+_DEEPEST = 64
+
+
+@attrs.frozen(eq=False)
+class Item:
+    """Something a call was given.
+
+    Attributes:
+        path: How a user would write it: ``mask``, ``batch['ids']``.
+        access: How emitted code reaches it: ``args[0]['ids']``.
+        value: The tensor, plain value, container or opaque object.
+    """
+
+    path: str
+    access: str
+    value: Any
+
+
+@attrs.frozen(eq=False)
+class Call:
+    """What a callable was called with.
+
+    Containers come before what they hold; ``rebuild`` is an expression over ``leaves`` that makes
+    ``(args, kwargs)`` anew around other tensors.
+    """
+
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    containers: tuple[tuple[Item, Container], ...]
+    tensors: tuple[Item, ...]
+    values: tuple[Item, ...]
+    objects: tuple[Item, ...]
+    rebuild: str
+    names: Names
+
+    @classmethod
+    def of(
+        cls, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> Call:
+        """Take a call apart.
+
+        Raises:
+            CannotServe: An argument holds itself, or is nested too deeply.
+        """
+        reader = _Reader()
+        labels = _parameter_names(function, len(args))
+        positional = [
+            reader.read(Item(label, f"args[{i}]", value), 0)
+            for i, (label, value) in enumerate(zip(labels, args, strict=True))
+        ]
+        named = [
+            (name, reader.read(Item(name, f"kwargs[{name!r}]", value), 0))
+            for name, value in kwargs.items()
+        ]
+        keywords = ", ".join(f"{name!r}: {source}" for name, source in named)
+        rebuild = f"(({''.join(source + ', ' for source in positional)}), {{{keywords}}})"
+        return cls(
+            function,
+            args,
+            kwargs,
+            tuple(reader.containers),
+            tuple(reader.tensors),
+            tuple(reader.values),
+            tuple(reader.objects),
+            rebuild,
+            reader.names,
+        )
+
+    def around(self, tensors: Sequence[torch.Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return the call's arguments with other tensors in place of its own."""
+        args, kwargs = eval(self.rebuild, {**self.names.values, "leaves": tensors})  # noqa: S307 - our own source
+        return args, kwargs
+
+
+class _Reader:
+    """Walks arguments depth first."""
+
+    def __init__(self) -> None:
+        self.containers: list[tuple[Item, Container]] = []
+        self.tensors: list[Item] = []
+        self.values: list[Item] = []
+        self.objects: list[Item] = []
+        self.names = Names("leaves")
+        self._places: dict[int, int] = {}
+
+    def read(self, item: Item, depth: int) -> str:
+        """File an item and what it holds; return the expression that rebuilds it."""
+        value = item.value
+        if depth > _DEEPEST:
+            raise CannotServe(f"argument {item.path} holds itself or is nested too deeply")
+        if isinstance(value, torch.Tensor):
+            # One tensor passed twice is one leaf; the second place is another name for it.
+            place = self._places.setdefault(id(value), len(self._places))
+            self.tensors.append(item)
+            return f"leaves[{place}]"
+        if (container := take_apart(value)) is None:
+            (self.values if is_plain(value) else self.objects).append(item)
+            return self.names.of(value, item.path)
+        self.containers.append((item, container))
+        children = [
+            self.read(Item(item.path + label, container.access(item.access, i, self.names), child), depth + 1)
+            for i, (label, child) in enumerate(container)
+        ]
+        return container.build(children, self.names)
+
+
+def _parameter_names(function: Callable[..., Any], count: int) -> list[str]:
+    """Return a name for each positional argument, as the function's author wrote it."""
+    target = function.forward if isinstance(function, torch.nn.Module) else function
+    try:
+        parameters = list(inspect.signature(target).parameters.values())
+    except (TypeError, ValueError):
+        parameters = []
+    names: list[str] = []
+    for parameter in parameters:
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            names += [f"{parameter.name}[{i}]" for i in range(count - len(names))]
+        elif parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
+            names.append(parameter.name)
+    names += [f"args[{i}]" for i in range(len(names), count)]
+    return names[:count]
+
+
+def refuse_unusable(path: str, tensor: torch.Tensor, where: str) -> None:
+    """Refuse a tensor no graph can be captured with, before anything runs.
+
+    Raises:
+        InvalidArgument: It has no data (meta, fake) or a layout no backend takes.
+    """
+    if is_fake(tensor):
+        problem, remedy = "is a fake tensor", "Call with a real tensor"
+    elif tensor.is_meta:
+        problem = "is on the meta device and holds no data"
+        remedy = "Materialize it first, e.g. with module.to_empty(device=...) and a state_dict"
+    elif tensor.is_nested or tensor.layout is not torch.strided:
+        problem = f"has layout {'nested' if tensor.is_nested else tensor.layout}"
+        remedy = "Convert it with .to_dense() or .to_padded_tensor(), or call the original"
+    elif tensor.is_quantized:
+        problem, remedy = "is quantized", "Dequantize it, or call the original"
+    else:
+        return
+    raise InvalidArgument(f"{path} {problem}", account=where, remedy=remedy)

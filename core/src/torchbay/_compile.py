@@ -1,0 +1,274 @@
+"""The story of one call; read this first.
+
+    observe -> trace -> guard -> lower -> build -> dispatch
+
+`Dispatcher.__call__` is the last stage and the only one most calls see: it tries the guards of the
+specializations it has. When none holds, `Dispatcher._miss` runs the call eagerly under observation,
+hands that result to the caller, and turns what was observed into one more specialization.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import warnings
+import weakref
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from torchbay._build import build
+from torchbay._call import Call, refuse_unusable
+from torchbay._guards import guards_of_call, guards_of_graph
+from torchbay._log import log
+from torchbay._lower import Lowered, lower
+from torchbay._observe import EffectHistory, Observation, Reach, observe, rehearse
+from torchbay._options import read as read_options
+from torchbay._reason import CannotServe, Reason
+from torchbay._registry import choose
+from torchbay._settings import Settings
+from torchbay._source import definition
+from torchbay._specialization import MISS, EagerRoute, Specialization, specialization
+from torchbay._structure import tensors_in
+from torchbay._torch_compat import import_tracer, is_inside_trace
+from torchbay._trace import Trace, trace
+from torchbay.errors import NotServed, RecompileLimit, TorchbayWarning, UnsupportedGraph
+from torchbay.plugin import Backend, Executable
+
+__all__ = ["Dispatcher", "Entry", "live_dispatchers"]
+
+Entry = Specialization | EagerRoute
+
+_MOST_LEAVES = 64
+_MOST_BUILDS = 64
+
+# Observing holds no lock: a forward may wait for another thread that compiles.
+_compiling = threading.RLock()
+
+live_dispatchers: weakref.WeakSet[Dispatcher] = weakref.WeakSet()
+"""Every dispatcher in use; `torchbay.reset` empties them."""
+
+
+class Dispatcher:
+    """Serves the calls of one callable, each from the specialization whose guards hold."""
+
+    def __init__(self, function: Callable[..., Any], settings: Settings) -> None:
+        self.function = function
+        self.settings = settings
+        self.name = settings.name or getattr(function, "__name__", type(function).__name__)
+        self.reset()
+        live_dispatchers.add(self)
+
+    def reset(self) -> None:
+        """Forget every specialization, and what led to them."""
+        self.entries: tuple[Entry, ...] = ()
+        self.recompiles: list[tuple[str, ...]] = []
+        self.eager_calls = 0
+        self._builds = 0
+        self._effects = EffectHistory()
+        self._warned: set[str] = set()
+
+    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Serve one call."""
+        if is_inside_trace():
+            return self.function(*args, **kwargs)
+        entries = self.entries
+        for entry in entries:
+            inputs = entry.match(args, kwargs)
+            if inputs is not None:
+                result = entry.run(inputs, args, kwargs)
+                if result is not MISS:
+                    entry.calls += 1
+                    if entry is not entries[0]:
+                        self._promote(entry)
+                    return result
+        return self._miss(args, kwargs, observe)
+
+    def warmup(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Compile for such a call. It does run, but what it writes is undone."""
+        if self._group_of(args, kwargs) is None:
+            self._miss(args, kwargs, rehearse)
+            self.eager_calls -= 1
+
+    def _promote(self, entry: Entry) -> None:
+        """Let the specialization used last be tried first."""
+        with _compiling:
+            if entry in self.entries:
+                self.entries = (entry, *(e for e in self.entries if e is not entry))
+
+    def _miss(
+        self,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        run: Callable[[Call, Reach], Observation],
+    ) -> Any:
+        """Serve a call that no specialization covers, and add one that does."""
+        backend = choose(self.settings.backend)
+        options = read_options(backend, self.settings.mode, self.settings.options)
+        group = self._group_of(args, kwargs)
+        if (limit := self._limit(group)) is not None:
+            return self._past_limit(limit, args, kwargs)
+        call = Call.of(self.function, args, kwargs)
+        reach = Reach.of(call)
+        self._refuse_unusable(call, reach)
+        reasons = self._recompile_reasons(args, kwargs)
+        import_tracer()
+        observation = run(call, reach)
+        self.eager_calls += 1
+        try:
+            entry = self._specialize(call, observation, backend, options)
+        except CannotServe as refusal:
+            entry = self._eager_route(call, refusal.reason)
+        if entry is not None:
+            self._add(entry, group, call, reasons)
+        if isinstance(entry, EagerRoute):
+            self._report(entry.reason, observation.result)
+        return observation.result
+
+    def _specialize(
+        self, call: Call, observation: Observation, backend: Backend, options: Any
+    ) -> Specialization | None:
+        """Run the stages from the trace to the executable.
+
+        Returns None if there is nothing to add: another thread was first, or a change to Python
+        state has yet to show whether it happens on every call.
+        """
+        _refuse_obstacles(observation)
+        if not self._effects.is_settled(observation.changes):
+            return None
+        with _compiling:
+            if self._group_of(call.args, call.kwargs) is not None and not observation.gates:
+                return None
+            started = time.perf_counter()
+            captured = trace(call, observation)
+            lowered, executable, maker = self._compiled(captured, backend, options)
+            guards = guards_of_graph(call, observation.readings, captured.inputs, lowered.written)
+            made = specialization(guards, captured, lowered, executable, maker.name)
+            made.compile_seconds = time.perf_counter() - started
+            return made
+
+    def _compiled(
+        self, captured: Trace, backend: Backend, options: Any
+    ) -> tuple[Lowered, Executable | None, Backend]:
+        """Lower and build; with the fallback the caller named, if the backend declines."""
+        try:
+            return *self._built(captured, backend, options), backend
+        except UnsupportedGraph as refusal:
+            if self.settings.fallback in (None, ...):
+                raise CannotServe(
+                    f"backend {backend.name!r} declines the graph: {refusal}",
+                    remedy="Name a fallback, e.g. fallback='eager', or choose another backend",
+                ) from refusal
+        fallback = choose(self.settings.fallback)
+        return *self._built(captured, fallback, read_options(fallback, None, None)), fallback
+
+    def _built(
+        self, captured: Trace, backend: Backend, options: Any
+    ) -> tuple[Lowered, Executable | None]:
+        lowered = lower(captured, backend.capabilities)
+        if lowered.graph is None:
+            return lowered, None
+        self._builds += 1
+        return lowered, build(lowered, captured, backend, options, self.name)
+
+    def _add(self, entry: Entry, group: object | None, call: Call, reasons: tuple[str, ...]) -> None:
+        if group is not None:
+            entry.group = group
+        entry.watch(call, weakref.WeakMethod(self.discard))
+        with _compiling:
+            if self.entries:
+                self.recompiles.append(reasons)
+                log("recompiles", f"{self.name}: {'; '.join(reasons)}")
+            self.entries = (entry, *self.entries)
+
+    def discard(self, entry: Entry) -> None:
+        """Drop an entry that can never be hit again: an object it is about is gone."""
+        with _compiling:
+            self.entries = tuple(other for other in self.entries if other is not entry)
+
+    def _group_of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> object | None:
+        """Return the group of specializations whose guards hold, if any do."""
+        matching = (entry for entry in self.entries if entry.match(args, kwargs) is not None)
+        return next((entry.group for entry in matching), None)
+
+    def _limit(self, group: object | None) -> str | None:
+        """Return which limit forbids one more specialization, if one does."""
+        groups = [entry.group for entry in self.entries]
+        if group is not None and groups.count(group) >= _MOST_LEAVES:
+            return f"{_MOST_LEAVES} outcomes of its branches are compiled"
+        if group is None and len(set(groups)) >= self.settings.recompile_limit:
+            return f"recompile_limit={self.settings.recompile_limit} is reached"
+        return f"{_MOST_BUILDS} graphs were built" if self._builds >= _MOST_BUILDS else None
+
+    def _past_limit(self, limit: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        last = "; ".join(self._recompile_reasons(args, kwargs))
+        what = f"{self.name}: {limit}, and this call needs another specialization: {last}"
+        remedy = "Raise recompile_limit, or call with fewer kinds of arguments"
+        if self.settings.fullgraph or self.settings.fail_on_recompile_limit:
+            raise RecompileLimit(what, account=definition(self.function), remedy=remedy)
+        self._warn(limit, f"{what}. Such calls run eagerly. {remedy}")
+        self.eager_calls += 1
+        return self.function(*args, **kwargs)
+
+    def _eager_route(self, call: Call, reason: Reason) -> EagerRoute:
+        """Keep such calls out of the graph from now on."""
+        function = call.function
+
+        def run(_inputs: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+            result = function(*args, **kwargs)
+            self._report(reason, result)
+            return result
+
+        guards = guards_of_call(call)
+        return EagerRoute(guards=guards, match=guards.match, run=run, reason=reason)
+
+    def _report(self, reason: Reason, result: Any) -> None:
+        """Say once why calls run eagerly, or every time if the caller accepts no such calls."""
+        if self.settings.fullgraph:
+            raise _not_served(self.name, reason, result)
+        self._warn(reason.what, f"{self.name} runs eagerly: {reason}")
+
+    def _warn(self, key: str, text: str) -> None:
+        if key not in self._warned:
+            self._warned.add(key)
+            warnings.warn(text, TorchbayWarning, stacklevel=6)
+
+    def _recompile_reasons(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[str, ...]:
+        """Return how the call differs from the specialization used last."""
+        for entry in self.entries:
+            if mismatches := entry.guards.mismatches(args, kwargs):
+                return tuple(map(str, mismatches))
+        return tuple(f"a branch on data went another way than {gate}" for e in self.entries for gate in e.gates)
+
+    def _refuse_unusable(self, call: Call, reach: Reach) -> None:
+        where = definition(self.function)
+        for item in call.tensors:
+            refuse_unusable(f"argument {item.path}", item.value, where)
+        for reading in reach.tensors():
+            refuse_unusable(reading.path, reading.value, where)
+
+
+def _not_served(name: str, reason: Reason, result: Any) -> NotServed:
+    """Return the error of a call that had to be served from a graph and was not."""
+    error = NotServed(
+        f"{name} cannot be served from a graph: {reason.what}",
+        account=reason.where,
+        remedy=reason.remedy or "Leave out fullgraph=True to run such calls eagerly",
+    )
+    error.result = result
+    return error
+
+
+def _refuse_obstacles(observation: Observation) -> None:
+    """Raise CannotServe if the call did something that no graph can do."""
+    for obstacle in observation.obstacles:
+        raise CannotServe(obstacle.what, where=obstacle.where, remedy=obstacle.remedy)
+    inputs = {id(reading.value) for reading in observation.reach.tensors()}
+    if torch.is_grad_enabled():
+        for tensor in tensors_in(observation.result):
+            if tensor.requires_grad and id(tensor) not in inputs:
+                raise CannotServe(
+                    "its result needs gradients, and training is not served from a graph yet",
+                    remedy="Call it under torch.no_grad() or torch.inference_mode() for inference",
+                )

@@ -1,0 +1,134 @@
+"""What a compiled object holds, readable."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+
+from torchbay._compile import Dispatcher
+from torchbay._compiled import dispatcher_of
+from torchbay._specialization import EagerRoute, Specialization
+
+__all__ = ["EagerReport", "Explanation", "SpecializationReport", "explain"]
+
+
+@attrs.frozen
+class SpecializationReport:
+    """One specialization.
+
+    Attributes:
+        backend: The backend that compiled it.
+        graph: The graph it compiled, as Python source; empty when nothing is computed.
+        guards: The function that decides whether a call is served here, as Python source.
+        run: What runs when it is: gates, graph, epilogue and result, as Python source.
+        gates: The data-dependent reads that must come out as they did.
+        calls: How many calls it served.
+        compile_seconds: From the end of the observed call to the executable.
+    """
+
+    backend: str
+    graph: str
+    guards: str
+    run: str
+    gates: tuple[str, ...]
+    calls: int
+    compile_seconds: float
+
+    def __str__(self) -> str:
+        gates = "".join(f"\n  branch on data: {gate}" for gate in self.gates)
+        head = f"compiled by {self.backend} in {self.compile_seconds:.2f} s, served {self.calls} calls"
+        return f"{head}{gates}\n\n{self.guards}\n{self.run}\n{self.graph or '(nothing is computed)'}"
+
+
+@attrs.frozen
+class EagerReport:
+    """Calls of one kind that run eagerly, and why."""
+
+    reason: str
+    guards: str
+    calls: int
+
+    def __str__(self) -> str:
+        return f"served {self.calls} calls eagerly: {self.reason}"
+
+
+@attrs.frozen
+class Explanation:
+    """What `torchbay.explain` returns; print it.
+
+    Attributes:
+        name: What messages call the compiled object.
+        specializations: Those compiled, the one used last first. Eager fallbacks are not among them.
+        eager: The kinds of calls that run eagerly.
+        recompiles: For every specialization after the first, what the call that needed it differed
+            in from the one used last: path, value compiled for, value seen.
+        calls: How many calls were served from a graph (``"graph"``) and how many ran eagerly
+            (``"eager"``). The call a graph is captured from runs eagerly.
+    """
+
+    name: str
+    specializations: tuple[SpecializationReport, ...]
+    eager: tuple[EagerReport, ...]
+    recompiles: tuple[tuple[str, ...], ...]
+    calls: Mapping[str, int]
+
+    @property
+    def graphs(self) -> tuple[str, ...]:
+        """The compiled graphs as Python source."""
+        return tuple(report.graph for report in self.specializations)
+
+    @property
+    def guards(self) -> tuple[str, ...]:
+        """The guard functions as Python source."""
+        return tuple(report.guards for report in self.specializations)
+
+    def __str__(self) -> str:
+        served = ", ".join(f"{count} {way}" for way, count in self.calls.items())
+        parts = [f"{self.name}: {len(self.specializations)} specializations; calls: {served}"]
+        parts += [f"specialization {i}: {s}" for i, s in enumerate(self.specializations)]
+        parts += map(str, self.eager)
+        parts += [f"recompile {i}: {'; '.join(why)}" for i, why in enumerate(self.recompiles)]
+        return "\n\n".join(parts)
+
+
+def explain(compiled: Any) -> Explanation:
+    """Return what a compiled object holds: graphs, guards, recompiles, and how calls were served.
+
+    Args:
+        compiled: What `torchbay.compile` returned.
+
+    Raises:
+        InvalidArgument: It is something else.
+    """
+    dispatcher = dispatcher_of(compiled)
+    entries = dispatcher.entries
+    graphs = [entry for entry in entries if isinstance(entry, Specialization)]
+    routes = [entry for entry in entries if isinstance(entry, EagerRoute)]
+    return Explanation(
+        dispatcher.name,
+        tuple(map(_specialization_report, graphs)),
+        tuple(EagerReport(str(e.reason), e.guards.source, e.calls) for e in routes),
+        tuple(dispatcher.recompiles),
+        _calls(dispatcher, graphs, routes),
+    )
+
+
+def _calls(
+    dispatcher: Dispatcher, graphs: list[Specialization], routes: list[EagerRoute]
+) -> Mapping[str, int]:
+    eager = dispatcher.eager_calls + sum(entry.calls for entry in routes)
+    return {"graph": sum(entry.calls for entry in graphs), "eager": eager}
+
+
+def _specialization_report(entry: Specialization) -> SpecializationReport:
+    return SpecializationReport(
+        entry.backend,
+        entry.graph.print_readable(print_output=False) if entry.graph is not None else "",
+        entry.guards.source,
+        entry.source,
+        entry.gates,
+        entry.calls,
+        entry.compile_seconds,
+    )

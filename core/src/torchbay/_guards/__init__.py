@@ -1,0 +1,113 @@
+"""Third stage: everything a graph relied on becomes a guard."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from types import CellType
+from typing import Any
+
+import torch
+
+from torchbay._call import Call, Item
+from torchbay._guards._emit import GuardFunction, compile_source, emit
+from torchbay._guards._kinds import (
+    ContainerGuard,
+    Guard,
+    IdentityGuard,
+    Mismatch,
+    NoOverlapGuard,
+    ObjectGuard,
+    SameTensorGuard,
+    ShapeOfCallGuard,
+    TensorGuard,
+    ValueGuard,
+    tensor_facts,
+)
+from torchbay._observe import Reading
+from torchbay._source import Names
+from torchbay._structure import is_plain, key_source
+from torchbay._torch_compat import tensor_guard
+from torchbay._trace import Input
+
+__all__ = ["Guard", "GuardFunction", "Mismatch", "compile_source", "guards_of_call", "guards_of_graph"]
+
+
+def guards_of_graph(
+    call: Call, readings: Sequence[Reading], inputs: Sequence[Input], written: Sequence[int]
+) -> GuardFunction:
+    """Guard everything a graph relied on: the call, the Python values read, the tensors."""
+    names = _names()
+    sources = _Sources(names)
+    tensors = [_tensor_guard(sources.access(entry.places[0]), entry) for entry in inputs]
+    before = [*_call_guards(call), *_reading_guards(readings, sources)]
+    after = [*_ties(inputs, sources), *_overlaps(inputs, tensors, written)]
+    return emit(before, list(zip(tensors, (e.tensor for e in inputs), strict=True)), after, names)
+
+
+def guards_of_call(call: Call) -> GuardFunction:
+    """Guard only what was passed: for a call that is served without a graph."""
+    unique = {id(item.value): item for item in call.tensors}
+    inputs = [Input(item.value, (item,), is_state=False) for item in unique.values()]
+    return guards_of_graph(call, (), inputs, ())
+
+
+def _names() -> Names:
+    return Names("args", "kwargs", "match", "ambient_state_is_unchanged", "are_alike", "EmptyCell")
+
+
+class _Sources:
+    """How emitted code reaches what was read."""
+
+    def __init__(self, names: Names) -> None:
+        self.names = names
+
+    def access(self, place: Item | Reading) -> str:
+        """Return an expression for a place's current value."""
+        if isinstance(place, Item):
+            return place.access
+        holder = self.names.of(place.holder, place.holder_path)
+        if isinstance(place.holder, CellType):
+            return f"{holder}.cell_contents"
+        return f"{holder}[{key_source(place.key, self.names)}]"
+
+
+def _call_guards(call: Call) -> Iterable[Guard]:
+    yield ShapeOfCallGuard(len(call.args), tuple(call.kwargs))
+    for item, container in call.containers:
+        yield ContainerGuard(item.path, item.access, container)
+    for item in call.values:
+        yield ValueGuard(item.path, item.access, item.value)
+    for item in call.objects:
+        yield ObjectGuard.of(item.path, item.access, item.value)
+
+
+def _reading_guards(readings: Sequence[Reading], sources: _Sources) -> Iterable[Guard]:
+    for reading in readings:
+        if isinstance(reading.value, torch.Tensor):
+            continue
+        access = sources.access(reading)
+        if is_plain(reading.value):
+            yield ValueGuard(reading.path, access, reading.value)
+        else:
+            yield IdentityGuard(reading.path, access, reading.value)
+
+
+def _tensor_guard(access: str, entry: Input) -> TensorGuard:
+    is_same = tensor_guard([entry.tensor])
+    return TensorGuard(entry.path, access, tensor_facts(entry.tensor), is_same)
+
+
+def _ties(inputs: Sequence[Input], sources: _Sources) -> Iterable[Guard]:
+    for entry in inputs:
+        first, *others = entry.places
+        for other in others:
+            yield SameTensorGuard(other.path, sources.access(other), first.path, sources.access(first))
+
+
+def _overlaps(
+    inputs: Sequence[Input], tensors: Sequence[TensorGuard], written: Sequence[int]
+) -> Iterable[Guard]:
+    for position in written:
+        others = tuple(guard.access for i, guard in enumerate(tensors) if i != position)
+        if others:
+            yield NoOverlapGuard(inputs[position].path, tensors[position].access, others)

@@ -1,0 +1,112 @@
+"""Guards become one readable Python function."""
+
+from __future__ import annotations
+
+import ast
+import itertools
+import linecache
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import attrs
+import torch
+
+from torchbay._guards._kinds import AmbientGuard, Guard, Mismatch, TensorGuard
+from torchbay._source import Names
+from torchbay._torch_compat import ambient_state_guard, tensor_guard
+
+__all__ = ["GuardFunction", "compile_source", "emit"]
+
+_counter = itertools.count()
+_INDENT = "    "
+
+
+@attrs.frozen(eq=False)
+class GuardFunction:
+    """All guards of a specialization, as data and as the function that checks them.
+
+    Attributes:
+        guards: The guards, in the order they are checked.
+        source: The function as Python source.
+        match: The function: ``(args, kwargs)`` to the graph's inputs, or None on a miss.
+    """
+
+    guards: tuple[Guard, ...]
+    source: str
+    match: Callable[[tuple[Any, ...], Mapping[str, Any]], list[torch.Tensor] | None]
+    variables: Mapping[str, Any]
+
+    def mismatches(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Mismatch]:
+        """Return every guard that fails for a call, and how."""
+        variables = {**self.variables, "args": args, "kwargs": kwargs}
+        return [m for guard in self.guards if (m := guard.mismatch(variables)) is not None]
+
+
+def emit(
+    before: Sequence[Guard],
+    tensors: Sequence[tuple[TensorGuard, torch.Tensor]],
+    after: Sequence[Guard],
+    names: Names,
+) -> GuardFunction:
+    """Emit the function that checks guards and returns the graph's inputs.
+
+    Args:
+        before: Guards that need no tensor: the call's form, values, modules.
+        tensors: One guard for each input of the graph, with the tensor it was made for.
+        after: Guards on relations between inputs.
+        names: The names that the guards' expressions use.
+    """
+    names.values |= _checks([tensor for _, tensor in tensors])
+    locals_ = [names.fresh(guard.path) for guard, _ in tensors]
+    body = [*_refusals([guard.source(names) for guard in before])]
+    body += [f"{name} = {guard.access}" for name, (guard, _) in zip(locals_, tensors, strict=True)]
+    tests = [f"are_alike({', '.join(locals_)})"] if tensors else []
+    body += _refusals(tests)
+    body += [f"# {name}: {guard.facts}" for name, (guard, _) in zip(locals_, tensors, strict=True)]
+    body += _refusals([guard.source(names) for guard in after])
+    body.append(f"return [{', '.join(locals_)}]")
+    source = "\n".join(
+        [
+            "def match(args, kwargs):",
+            f"{_INDENT}if not ambient_state_is_unchanged():",
+            f"{_INDENT * 2}return None",
+            f"{_INDENT}try:",
+            *(f"{_INDENT * 2}{line}" for line in body),
+            f"{_INDENT}except (LookupError, EmptyCell):",
+            f"{_INDENT * 2}return None",
+            "",
+        ]
+    )
+    function = compile_source(source, "match", names.values)
+    guards = (*before, AmbientGuard(), *(guard for guard, _ in tensors), *after)
+    return GuardFunction(guards, source, function, names.values)
+
+
+def _checks(tensors: Sequence[torch.Tensor]) -> dict[str, Any]:
+    return {
+        "ambient_state_is_unchanged": ambient_state_guard(),
+        "are_alike": tensor_guard(tensors) if tensors else None,
+        "EmptyCell": ValueError,
+    }
+
+
+def _refusals(tests: Sequence[str]) -> list[str]:
+    """Return lines that leave with a miss unless every test is true."""
+    if not tests:
+        return []
+    if len(tests) == 1:
+        return [f"if not ({tests[0]}):", f"{_INDENT}return None"]
+    joined = [f"{_INDENT}{'' if i == 0 else 'and '}{test}" for i, test in enumerate(tests)]
+    return ["if not (", *joined, "):", f"{_INDENT}return None"]
+
+
+def compile_source(source: str, name: str, variables: Mapping[str, Any]) -> Any:
+    """Compile emitted source; tracebacks and ``inspect.getsource`` show it."""
+    filename = f"<torchbay {name} {next(_counter)}>"
+    # Only what the source names: the rest may be a user's objects, to be let go.
+    used = {node.id for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Name)}
+    namespace = {key: value for key, value in variables.items() if key in used}
+    exec(compile(source, filename, "exec"), namespace)  # noqa: S102 - our own source
+    lines = source.splitlines(keepends=True)
+    linecache.cache[filename] = (len(source), None, lines, filename)
+    return namespace[name]

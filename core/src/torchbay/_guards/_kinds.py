@@ -1,0 +1,319 @@
+"""The guards: one assumption each, able to print itself as source and to say how it failed."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import attrs
+import torch
+
+from torchbay._source import Names
+from torchbay._structure import Container, same_value, value_test
+from torchbay._torch_compat import only_default_device_modes
+
+__all__ = [
+    "AmbientGuard",
+    "ContainerGuard",
+    "Guard",
+    "IdentityGuard",
+    "Mismatch",
+    "NoOverlapGuard",
+    "ObjectGuard",
+    "SameTensorGuard",
+    "ShapeOfCallGuard",
+    "TensorGuard",
+    "ValueGuard",
+    "ambient_values",
+    "tensor_facts",
+]
+
+_MISSING = "missing"
+
+
+@attrs.frozen
+class Mismatch:
+    """How a guard failed: where, what it was compiled for, what was seen."""
+
+    path: str
+    expected: str
+    seen: str
+
+    def __str__(self) -> str:
+        return f"{self.path}: compiled for {self.expected}, seen {self.seen}"
+
+
+class Guard(Protocol):
+    """An assumption that is checked on every call."""
+
+    @property
+    def path(self) -> str:
+        """What the assumption is about, as a user would write it."""
+
+    def source(self, names: Names) -> str:
+        """Return an expression that is true while the assumption holds."""
+
+    def mismatch(self, variables: Mapping[str, Any]) -> Mismatch | None:
+        """Return how the assumption fails, or None while it holds."""
+
+
+def _look(access: str, variables: Mapping[str, Any]) -> tuple[bool, Any]:
+    try:
+        return True, eval(access, dict(variables))  # noqa: S307 - our own source
+    except (LookupError, AttributeError, TypeError, ValueError):
+        return False, None
+
+
+@attrs.frozen
+class ShapeOfCallGuard:
+    """How many positional arguments, and which keywords, the call has."""
+
+    positional: int
+    keywords: tuple[str, ...]
+    path: str = "the call"
+
+    def source(self, names: Names) -> str:
+        del names
+        keywords = f"[*kwargs] == {list(self.keywords)}" if self.keywords else "not kwargs"
+        return f"len(args) == {self.positional} and {keywords}"
+
+    def mismatch(self, variables: Mapping[str, Any]) -> Mismatch | None:
+        positional, keywords = len(variables["args"]), tuple(variables["kwargs"])
+        if (positional, keywords) == (self.positional, self.keywords):
+            return None
+        return Mismatch(self.path, self._show(self.positional, self.keywords), self._show(positional, keywords))
+
+    @staticmethod
+    def _show(positional: int, keywords: tuple[str, ...]) -> str:
+        named = f" and keywords {', '.join(keywords)}" if keywords else ""
+        return f"{positional} positional arguments{named}"
+
+
+@attrs.frozen(eq=False)
+class ContainerGuard:
+    """A container is of one class and holds as many things, under the same keys."""
+
+    path: str
+    access: str
+    container: Container
+
+    def source(self, names: Names) -> str:
+        return self.container.test(self.access, names)
+
+    def mismatch(self, variables: Mapping[str, Any]) -> Mismatch | None:
+        found, value = _look(self.access, variables)
+        names = Names()
+        test = self.container.test("value", names)
+        if found and _look(test, {**names.values, "value": value}) == (True, True):
+            return None
+        return Mismatch(self.path, _form(self.container.value), _form(value) if found else _MISSING)
+
+
+def _form(value: object) -> str:
+    kind = type(value).__qualname__
+    if isinstance(value, dict):
+        return f"{kind} with keys {list(value)}"
+    return f"{kind} of length {len(value)}" if isinstance(value, (list, tuple)) else kind
+
+
+@attrs.frozen
+class ValueGuard:
+    """A plain value is what it was, in type and value."""
+
+    path: str
+    access: str
+    value: Any
+
+    def source(self, names: Names) -> str:
+        return value_test(self.access, self.value, names)
+
+    def mismatch(self, variables: Mapping[str, Any]) -> Mismatch | None:
+        found, seen = _look(self.access, variables)
+        if found and same_value(seen, self.value):
+            return None
+        return Mismatch(self.path, repr(self.value), _brief(seen) if found else _MISSING)
+
+
+def _brief(value: object) -> str:
+    text = repr(value) if not isinstance(value, torch.Tensor) else tensor_facts(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+@attrs.frozen(eq=False)
+class ObjectGuard:
+    """An object is the very one that was there; it is not kept alive."""
+
+    path: str
+    access: str
+    reference: Callable[[], Any]
+    description: str
+
+    @classmethod
+    def of(cls, path: str, access: str, value: object) -> ObjectGuard:
+        """Guard an object by weak identity where it can be, else by identity."""
+        description = _address(value)
+        try:
+            return cls(path, access, weakref.ref(value), description)
+        except TypeError:
+            return cls(path, access, lambda: value, description)
+
+    def source(self, names: Names) -> str:
+        return f"{self.access} is {names.of(self.reference, f'{self.path}_ref')}()"
+
+    def mismatch(self, variables: Mapping[str, Any]) -> Mismatch | None:
+        found, seen = _look(self.access, variables)
+        if found and seen is not None and seen is self.reference():
+            return None
+        return Mismatch(self.path, self.description, _address(seen) if found else _MISSING)
+
+
+@attrs.frozen(eq=False)
+class IdentityGuard:
+    """A holder that is kept alive anyway still holds the very same object."""
+
+    path: str
+    access: str
+    value: Any
+
+    def source(self, names: Names) -> str:
+        return f"{self.access} is {names.of(self.value, self.path)}"
+
+    def mismatch(self, variables: Mapping[str, Any]) -> Mismatch | None:
+        found, seen = _look(self.access, variables)
+        if found and seen is self.value:
+            return None
+        return Mismatch(self.path, _address(self.value), _address(seen) if found else _MISSING)
+
+
+def _address(value: object) -> str:
+    return f"{type(value).__qualname__} at {id(value):#x}"
+
+
+@attrs.frozen(eq=False)
+class TensorGuard:
+    """A tensor has the metadata of the one it was compiled for.
+
+    All tensors of a specialization are checked in one call; ``source`` is what that call checks
+    of this one.
+    """
+
+    path: str
+    access: str
+    facts: str
+    is_same: Callable[[Any], bool]
+
+    def source(self, names: Names) -> str:
+        del names
+        return f"is_like({self.access}, {self.facts!r})"
+
+    def mismatch(self, variables: Mapping[str, Any]) -> Mismatch | None:
+        found, seen = _look(self.access, variables)
+        if found and self.is_same(seen):
+            return None
+        return Mismatch(self.path, self.facts, _brief(seen) if found else _MISSING)
+
+
+def tensor_facts(tensor: torch.Tensor) -> str:
+    """Return the metadata a tensor guard compares, readable: ``float32[2, 3] on cpu``."""
+    kind = type(tensor).__qualname__
+    parts = [f"{kind} {str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"]
+    if tensor.layout is torch.strided:
+        parts.append(f"strides {list(tensor.stride())}")
+    else:
+        parts.append(f"layout {tensor.layout}")
+    parts.append(f"on {tensor.device}")
+    flags = {
+        "requires_grad": tensor.requires_grad,
+        "made in inference mode": tensor.is_inference(),
+        "conjugate": tensor.dtype.is_complex and tensor.is_conj(),
+        "negative": tensor.is_neg(),
+    }
+    return ", ".join([*parts, *(name for name, is_set in flags.items() if is_set)])
+
+
+@attrs.frozen
+class SameTensorGuard:
+    """Two places hold one and the same tensor."""
+
+    path: str
+    access: str
+    other_path: str
+    other_access: str
+
+    def source(self, names: Names) -> str:
+        del names
+        return f"{self.access} is {self.other_access}"
+
+    def mismatch(self, variables: Mapping[str, Any]) -> Mismatch | None:
+        found, seen = _look(self.access, variables)
+        _, other = _look(self.other_access, variables)
+        if found and seen is other:
+            return None
+        return Mismatch(self.path, f"the same tensor as {self.other_path}", "another tensor")
+
+
+@attrs.frozen
+class NoOverlapGuard:
+    """A tensor that the graph changes shares no memory with any other input."""
+
+    path: str
+    written: str
+    others: tuple[str, ...]
+
+    def source(self, names: Names) -> str:
+        check = names.of(shares_no_memory, "shares_no_memory")
+        return f"{check}({self.written}, ({', '.join(self.others)},))"
+
+    def mismatch(self, variables: Mapping[str, Any]) -> Mismatch | None:
+        _, written = _look(self.written, variables)
+        others = [value for other in self.others for found, value in [_look(other, variables)] if found]
+        if shares_no_memory(written, others):
+            return None
+        return Mismatch(self.path, "memory of its own", "memory shared with another input")
+
+
+def shares_no_memory(written: torch.Tensor, others: Any) -> bool:
+    """Whether a tensor's storage is nobody else's."""
+    storage = written.untyped_storage().data_ptr()
+    return all(other.untyped_storage().data_ptr() != storage for other in others)
+
+
+def ambient_values() -> dict[str, Any]:
+    """Return the ambient state a graph depends on, by the name a user knows it by."""
+    values: dict[str, Any] = {
+        "grad mode": torch.is_grad_enabled(),
+        "inference mode": torch.is_inference_mode_enabled(),
+        "default dtype": torch.get_default_dtype(),
+        "default device": torch.get_default_device(),
+        "deterministic algorithms": torch.are_deterministic_algorithms_enabled(),
+        "float32 matmul precision": torch.get_float32_matmul_precision(),
+        "thread count": torch.get_num_threads(),
+        "modes": only_default_device_modes(),
+    }
+    for device in ("cpu", "cuda"):
+        if torch.is_autocast_enabled(device):
+            values[f"autocast on {device}"] = torch.get_autocast_dtype(device)
+    return values
+
+
+@attrs.frozen(eq=False)
+class AmbientGuard:
+    """Grad and inference mode, autocast, defaults and determinism are as they were."""
+
+    values: Mapping[str, Any] = attrs.field(factory=ambient_values)
+    path: str = "ambient state"
+
+    def source(self, names: Names) -> str:
+        del names
+        return "ambient_state_is_unchanged()"
+
+    def mismatch(self, variables: Mapping[str, Any]) -> Mismatch | None:
+        del variables
+        now = ambient_values()
+        if now == self.values:
+            return None
+        changed = [key for key in {**self.values, **now} if self.values.get(key) != now.get(key)]
+        expected = ", ".join(f"{key} {self.values.get(key, 'off')}" for key in changed)
+        seen = ", ".join(f"{key} {now.get(key, 'off')}" for key in changed)
+        return Mismatch(self.path, expected, seen)

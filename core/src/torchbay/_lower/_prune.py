@@ -1,0 +1,57 @@
+"""Removing what nobody needs from a graph, and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch.fx import Graph, GraphModule, Node
+
+__all__ = ["has_compute", "is_random", "is_write", "prune", "with_outputs"]
+
+
+def is_random(node: Node) -> bool:
+    """Whether a node draws from a random generator."""
+    target = node.target
+    return (
+        isinstance(target, torch._ops.OpOverload)
+        and torch.Tag.nondeterministic_seeded in target.tags
+    )
+
+
+def is_write(node: Node) -> bool:
+    """Whether a node changes one of its arguments."""
+    target = node.target
+    return isinstance(target, torch._ops.OpOverload) and target._schema.is_mutable
+
+
+def prune(graph: Graph) -> None:
+    """Erase dead nodes that neither draw random numbers nor have an effect, and dead inputs not."""
+    for node in reversed(list(graph.nodes)):
+        if node.op in ("call_function", "get_attr") and not node.users and not _has_effect(node):
+            graph.erase_node(node)
+
+
+def _has_effect(node: Node) -> bool:
+    if node.op == "get_attr":
+        return False
+    known = isinstance(node.target, torch._ops.OpOverload)
+    return is_random(node) or is_write(node) or node.is_impure() or (
+        not known and getattr(node.target, "__module__", "") != "_operator"
+    )
+
+
+def has_compute(graph: Graph) -> bool:
+    """Whether a graph calls any operator."""
+    return any(node.op == "call_function" for node in graph.nodes)
+
+
+def with_outputs(module: GraphModule, outputs: Sequence[Node]) -> GraphModule:
+    """Make a graph return these nodes and hold nothing else."""
+    graph = module.graph
+    graph.output_node().args = (tuple(outputs),)
+    graph.output_node().meta.pop("val", None)
+    prune(graph)
+    graph.lint()
+    module.recompile()
+    return module

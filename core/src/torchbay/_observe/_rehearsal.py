@@ -1,0 +1,61 @@
+"""Running a call whose effects are undone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from torchbay._torch_compat import ObservingDispatchMode
+
+__all__ = ["WriteUndo", "unmoved_generators"]
+
+
+class WriteUndo(ObservingDispatchMode):
+    """Copies what an operator is about to overwrite, once for each storage."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._copies: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if isinstance(func, torch._ops.OpOverload) and func._schema.is_mutable:
+            for tensor in _written(func, args, kwargs or {}):
+                self._keep(tensor)
+        return func(*args, **(kwargs or {}))
+
+    def _keep(self, tensor: torch.Tensor) -> None:
+        storage = tensor.untyped_storage()
+        if storage._cdata not in self._copies:
+            # A view of the whole storage: other views of it may be written later.
+            whole = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage)
+            self._copies[storage._cdata] = (whole, whole.clone())
+
+    def undo(self) -> None:
+        """Put back what every storage held when it was first written."""
+        with torch.no_grad():
+            for whole, before in self._copies.values():
+                whole.copy_(before)
+
+
+def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[torch.Tensor]:
+    """Yield the tensors an operator's schema says it writes."""
+    for position, argument in enumerate(func._schema.arguments):
+        if argument.alias_info is None or not argument.alias_info.is_write:
+            continue
+        value = args[position] if position < len(args) else kwargs.get(argument.name)
+        for tensor in value if isinstance(value, (list, tuple)) else (value,):
+            if isinstance(tensor, torch.Tensor) and tensor.layout is torch.strided:
+                yield tensor
+
+
+@contextmanager
+def unmoved_generators() -> Iterator[None]:
+    """Leave the random generators of the CPU and of every CUDA device in use where they were."""
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+    with torch.random.fork_rng(devices=devices):
+        yield

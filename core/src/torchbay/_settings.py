@@ -1,0 +1,85 @@
+"""What the caller of `torchbay.compile` asked for, checked before any work."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+
+from torchbay._options import read as read_options
+from torchbay._registry import check_name, choose
+from torchbay.errors import InvalidArgument
+
+__all__ = ["Settings"]
+
+_TRACERS = ("auto", "make_fx")
+
+
+@attrs.frozen(kw_only=True)
+class Settings:
+    """The arguments of `torchbay.compile` besides the callable.
+
+    Raises:
+        InvalidArgument: A value that cannot be used, with those that can.
+    """
+
+    backend: Any = None
+    fullgraph: bool = False
+    dynamic: bool | None = None
+    dynamic_shapes: Any = None
+    mode: str | None = None
+    options: Mapping[str, Any] | None = None
+    tracer: str = "auto"
+    fallback: Any = ...
+    recompile_limit: int = 8
+    fail_on_recompile_limit: bool = False
+    name: str | None = None
+
+    def __attrs_post_init__(self) -> None:
+        self._check_choices()
+        self._check_dynamic()
+        if self.mode is not None and self.options is not None:
+            raise InvalidArgument(
+                "mode and options are both given", remedy="Give one: a mode is a set of options"
+            )
+        if self.options is not None and not isinstance(self.options, Mapping):
+            raise InvalidArgument(
+                f"options is {self.options!r}, not a mapping", remedy="Pass a dict of option names"
+            )
+
+    def check_backend(self) -> None:
+        """Refuse what can be refused without importing a backend that was not asked to do more.
+
+        Raises:
+            UnknownBackend, InvalidArgument, UnknownOption: As `torchbay.compile` says.
+        """
+        if self.backend is None:
+            return
+        if isinstance(self.backend, str) and self.mode is None and self.options is None:
+            check_name(self.backend)
+        else:
+            read_options(choose(self.backend), self.mode, self.options)
+
+    def _check_choices(self) -> None:
+        for name in ("fullgraph", "fail_on_recompile_limit"):
+            if not isinstance(getattr(self, name), bool):
+                raise InvalidArgument(f"{name} is {getattr(self, name)!r}; it is True or False")
+        limit = self.recompile_limit
+        if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
+            raise InvalidArgument(f"recompile_limit is {limit!r}; it is a whole number of at least 1")
+        if self.tracer not in _TRACERS:
+            raise InvalidArgument(
+                f"tracer is {self.tracer!r}", remedy=f"Known tracers: {', '.join(_TRACERS)}"
+            )
+        if self.name is not None and not isinstance(self.name, str):
+            raise InvalidArgument(f"name is {self.name!r}; it is a string")
+
+    def _check_dynamic(self) -> None:
+        if self.dynamic not in (None, True, False) or isinstance(self.dynamic, int | float) and not isinstance(self.dynamic, bool):
+            raise InvalidArgument(f"dynamic is {self.dynamic!r}; it is True, False or None")
+        if self.dynamic or self.dynamic_shapes is not None:
+            raise InvalidArgument(
+                "symbolic sizes are not available yet",
+                remedy="Leave dynamic and dynamic_shapes out: each size gets a specialization",
+            )

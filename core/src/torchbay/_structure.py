@@ -1,0 +1,256 @@
+"""Arguments and results as trees: what holds what, how to test it, how to build it again.
+
+A tree's inner nodes are containers, its leaves tensors, plain values (compared by type and value)
+and opaque objects (compared by identity). Trees print themselves as Python expressions; what runs
+on every call is made of those.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import enum
+import math
+from collections.abc import Iterator, Sequence
+from types import BuiltinFunctionType
+from typing import Any
+
+import attrs
+import torch
+
+from torchbay._source import Names
+from torchbay._torch_compat import pytree_node
+
+__all__ = [
+    "Container",
+    "instance_of",
+    "is_plain",
+    "same_value",
+    "take_apart",
+    "value_test",
+]
+
+_BY_IDENTITY = (
+    type(None),
+    bool,
+    type(...),
+    torch.dtype,
+    torch.layout,
+    torch.memory_format,
+    BuiltinFunctionType,
+    type,
+)
+_BY_EQUALITY = (int, str, bytes, torch.device, torch.Size)
+
+
+def is_plain(value: object) -> bool:
+    """Whether a value is compared by type and value wherever it stands."""
+    kind = type(value)
+    if kind in (tuple, frozenset):
+        return all(is_plain(item) for item in value)  # type: ignore[attr-defined]
+    if kind is slice:
+        return is_plain((value.start, value.stop, value.step))  # type: ignore[attr-defined]
+    return (
+        kind in (*_BY_IDENTITY, *_BY_EQUALITY, float, complex, range)
+        or isinstance(value, (enum.Enum, type))
+    )
+
+
+def same_value(left: object, right: object) -> bool:
+    """Compare plain values as a program can: 1, 1.0 and True differ, so do 0.0 and -0.0."""
+    if type(left) is not type(right):
+        return False
+    if isinstance(left, float) and isinstance(right, float):
+        both_nan = math.isnan(left) and math.isnan(right)
+        return both_nan or (left == right and math.copysign(1, left) == math.copysign(1, right))
+    if isinstance(left, complex) and isinstance(right, complex):
+        return same_value(left.real, right.real) and same_value(left.imag, right.imag)
+    if isinstance(left, (tuple, list)) and isinstance(right, (tuple, list)):
+        return len(left) == len(right) and all(map(same_value, left, right))
+    if isinstance(left, slice) and isinstance(right, slice):
+        return same_value((left.start, left.stop, left.step), (right.start, right.stop, right.step))
+    if isinstance(left, frozenset) and isinstance(right, frozenset):
+        return left == right and {(type(i), i) for i in left} == {(type(i), i) for i in right}
+    if isinstance(left, _BY_EQUALITY) or isinstance(left, range):
+        return left == right
+    return left is right
+
+
+def value_test(access: str, value: object, names: Names) -> str:
+    """Return an expression that is true when ``access`` is this plain value."""
+    kind = type(value)
+    if value is None or value is True or value is False or value is ...:
+        return f"{access} is {value!r}"
+    if kind in (int, str, bytes):
+        return f"(type({access}) is {kind.__name__} and {access} == {value!r})"
+    if kind is float and math.isfinite(value) and value != 0:  # type: ignore[arg-type]
+        return f"(type({access}) is float and {access} == {value!r})"
+    if kind in _BY_IDENTITY or isinstance(value, (enum.Enum, type)):
+        return f"{access} is {names.of(value, getattr(value, '__name__', str(value)))}"
+    return f"{names.of(same_value, 'same_value')}({access}, {names.of(value, kind.__name__)})"
+
+
+@attrs.frozen
+class Container:
+    """A container taken apart.
+
+    Attributes:
+        value: The container itself.
+        labels: How a user writes each child, after the container's own path: ``[0]``, ``.mask``.
+        children: What it holds, in order.
+        keys: What else must be equal: the keys of a mapping, the names of attributes.
+    """
+
+    value: Any
+    labels: tuple[str, ...]
+    children: tuple[Any, ...]
+    keys: Any = None
+
+    def test(self, access: str, names: Names) -> str:
+        """Return an expression that is true when ``access`` is a container of the same form."""
+        kind = type(self.value)
+        name = kind.__name__ if kind in (tuple, list, dict) else names.of(kind, kind.__name__)
+        is_kind = f"type({access}) is {name}"
+        if isinstance(self.value, dict):
+            return f"{is_kind} and [*{access}] == {names_of_keys(self.keys, names)}"
+        if isinstance(self.value, (tuple, list)):
+            return f"{is_kind} and len({access}) == {len(self.children)}"
+        return f"{is_kind} and [*{access}.__dict__] == {list(self.keys)!r}"
+
+    def access(self, access: str, index: int, names: Names) -> str:
+        """Return an expression for one child of the container that ``access`` stands for."""
+        if isinstance(self.value, dict):
+            return f"{access}[{key_source(self.keys[index], names)}]"
+        if isinstance(self.value, (tuple, list)):
+            return f"{access}[{index}]"
+        return f"{access}.{self.keys[index]}"
+
+    def build(self, children: Sequence[str], names: Names) -> str:
+        """Return an expression that makes such a container out of these expressions."""
+        kind = type(self.value)
+        if kind is list:
+            return f"[{', '.join(children)}]"
+        if kind is tuple:
+            return f"({', '.join(children)}{',' if len(children) == 1 else ''})"
+        if kind is dict:
+            return self._mapping(children, names)
+        name = names.of(kind, kind.__name__)
+        if kind is collections.OrderedDict:
+            return f"{name}({self._mapping(children, names)})"
+        if kind is collections.defaultdict:
+            factory = names.of(self.value.default_factory, "default_factory")
+            return f"{name}({factory}, {self._mapping(children, names)})"
+        if (node := pytree_node(kind)) is not None and isinstance(self.value, dict):
+            _, context = node.flatten_fn(self.value)
+            unflatten = names.of(node.unflatten_fn, f"make_{kind.__name__}")
+            return f"{unflatten}([{', '.join(children)}], {names.of(context, 'layout')})"
+        if hasattr(kind, "_make"):
+            return f"{name}({', '.join(children)})"
+        if isinstance(self.value, tuple):
+            return f"{name}(({', '.join(children)},))"
+        make = names.of(instance_of, "instance_of")
+        fields = ", ".join(f"{k!r}: {c}" for k, c in zip(self.keys, children, strict=True))
+        return f"{make}({name}, {{{fields}}})"
+
+    def _mapping(self, children: Sequence[str], names: Names) -> str:
+        pairs = zip(self.keys, children, strict=True)
+        return "{" + ", ".join(f"{key_source(key, names)}: {child}" for key, child in pairs) + "}"
+
+    def __iter__(self) -> Iterator[tuple[str, Any]]:
+        return iter(zip(self.labels, self.children, strict=True))
+
+
+def key_source(key: object, names: Names) -> str:
+    """Return an expression for a key of a mapping."""
+    return repr(key) if type(key) in (str, int, bool) else names.of(key, f"key_{key}")
+
+
+def names_of_keys(keys: Sequence[object], names: Names) -> str:
+    """Return an expression for a list of keys."""
+    return "[" + ", ".join(key_source(key, names) for key in keys) + "]"
+
+
+def instance_of(kind: type, attributes: dict[str, Any]) -> Any:
+    """Make an object of a plain class with these attributes, without running its ``__init__``."""
+    made = object.__new__(kind)
+    made.__dict__.update(attributes)
+    return made
+
+
+def take_apart(value: Any, *, fresh: bool = False) -> Container | None:
+    """Return what a container holds, or None for a leaf.
+
+    Args:
+        value: Any object.
+        fresh: Also take plain objects apart by their attributes. Only right for objects that
+            nobody else knows yet: a copy of them is then as good as the original.
+    """
+    kind = type(value)
+    if isinstance(value, torch.Size) or is_plain(value):
+        return None
+    if isinstance(value, (list, tuple)) and _is_known_sequence(kind):
+        labels = getattr(kind, "_fields", None)
+        dotted = [f".{n}" for n in labels] if labels else [f"[{i}]" for i in range(len(value))]
+        return Container(value, tuple(dotted), tuple(value))
+    if isinstance(value, dict) and _is_known_mapping(kind):
+        return Container(
+            value, tuple(f"[{key!r}]" for key in value), tuple(value.values()), tuple(value)
+        )
+    if _is_record(value) or (fresh and _is_plain_object(value)):
+        attributes = vars(value)
+        return Container(
+            value,
+            tuple(f".{name}" for name in attributes),
+            tuple(attributes.values()),
+            tuple(attributes),
+        )
+    return None
+
+
+def _is_known_sequence(kind: type) -> bool:
+    return (
+        kind in (list, tuple)
+        or (issubclass(kind, tuple) and hasattr(kind, "_make") and hasattr(kind, "_fields"))
+        or kind.__module__ == "torch.return_types"
+    )
+
+
+def _is_known_mapping(kind: type) -> bool:
+    return (
+        kind in (dict, collections.OrderedDict, collections.defaultdict)
+        or pytree_node(kind) is not None
+    )
+
+
+def _is_record(value: object) -> bool:
+    return dataclasses.is_dataclass(value) and _is_plain_object(value)
+
+
+def _is_plain_object(value: object) -> bool:
+    """Whether an object is nothing but its class and its ``__dict__``."""
+    kind = type(value)
+    return (
+        kind.__basicsize__ <= _Plain.__basicsize__
+        and kind.__flags__ & _HEAP_TYPE != 0
+        and hasattr(value, "__dict__")
+        and not isinstance(value, (torch.nn.Module, type, BaseException))
+    )
+
+
+class _Plain:
+    """The smallest class with a ``__dict__``, to compare others with."""
+
+
+_HEAP_TYPE = 1 << 9
+
+
+def tensors_in(value: Any, depth: int = 0) -> Iterator[torch.Tensor]:
+    """Yield the tensors a result holds, in containers and plain objects alike."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif depth < _DEEPEST and (container := take_apart(value, fresh=True)) is not None:
+        for child in container.children:
+            yield from tensors_in(child, depth + 1)
+
+
+_DEEPEST = 64

@@ -1,0 +1,215 @@
+"""The only file of the core that touches private names of torch, and what differs by version.
+
+Nothing here imports ``torch._dynamo`` or ``torch._inductor`` before a graph is traced.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch._C._dynamo.guards import GlobalStateGuard, TensorGuards
+from torch.overrides import TorchFunctionMode
+from torch.utils._device import DeviceContext
+from torch.utils._python_dispatch import TorchDispatchMode
+
+__all__ = [
+    "ObservingDispatchMode",
+    "ObservingFunctionMode",
+    "TensorGuards",
+    "ambient_state_guard",
+    "compiler_flag",
+    "fake_tensor_mode",
+    "functionalized",
+    "import_tracer",
+    "is_fake",
+    "is_inside_trace",
+    "is_transformed",
+    "only_default_device_modes",
+    "plain_execution",
+    "pytree_node",
+    "set_node_stack",
+    "tensor_guard",
+    "to_fake",
+    "trace_to_graph",
+]
+
+
+class ObservingDispatchMode(TorchDispatchMode):
+    """A dispatch mode that also sees higher-order operators."""
+
+    supports_higher_order_operators = True
+
+
+ObservingFunctionMode = TorchFunctionMode
+
+_dispatch_modes = torch._C._len_torch_dispatch_stack
+_functorch_level = torch._C._functorch.peek_interpreter_stack
+_function_modes = torch._C._len_torch_function_stack
+
+
+def is_inside_trace() -> bool:
+    """Whether this call is itself being traced, transformed or observed by somebody."""
+    return (
+        torch.compiler.is_dynamo_compiling()
+        or _dispatch_modes() > 0
+        or _functorch_level() is not None
+        or (_function_modes() > 0 and not only_default_device_modes())
+    )
+
+
+def only_default_device_modes() -> bool:
+    """Whether every active torch-function mode merely sets a default device."""
+    stack = (torch._C._get_function_stack_at(i) for i in range(_function_modes()))
+    return all(isinstance(mode, DeviceContext) for mode in stack)
+
+
+def ambient_state_guard() -> Callable[[], bool]:
+    """Return a check that grad mode, autocast, default dtype, determinism and the like are as now."""
+    same_state = GlobalStateGuard().check
+    is_inference = torch.is_inference_mode_enabled
+    inference, modes, device = is_inference(), _function_modes(), torch.get_default_device()
+
+    def ambient_state_is_unchanged() -> bool:
+        return (
+            same_state()
+            and is_inference() is inference
+            and _function_modes() == modes
+            and (modes == 0 or torch.get_default_device() == device)
+        )
+
+    return ambient_state_is_unchanged
+
+
+def tensor_guard(tensors: Sequence[torch.Tensor]) -> Callable[..., bool]:
+    """Return a check of as many tensors, each against one of ``tensors``.
+
+    Class, dispatch keys (layout, conjugate and negative bits, inference), dtype, device,
+    ``requires_grad``, sizes and strides must be equal, and no tensor may be given twice.
+    """
+    strides = [list(t.stride()) if t.layout is torch.strided else None for t in tensors]
+    guard = TensorGuards(
+        *tensors,
+        dynamic_dims_sizes=[list(t.shape) for t in tensors],
+        dynamic_dims_strides=strides,
+    )
+    check: Callable[..., bool] = guard.check
+    return check
+
+
+_flag_lock = threading.Lock()
+_flag_users = 0
+_flag_before = False
+
+
+@contextlib.contextmanager
+def compiler_flag() -> Iterator[None]:
+    """Make ``torch.compiler.is_compiling()`` true, as it is under torch.compile and torch.export.
+
+    Libraries then take the path they keep for compilers in the observed run and in the trace
+    alike. The flag is one per process: it is counted, and restored when its last user leaves.
+    """
+    global _flag_before, _flag_users
+    with _flag_lock:
+        if _flag_users == 0:
+            _flag_before = torch.compiler._is_compiling_flag
+        _flag_users += 1
+        torch.compiler._is_compiling_flag = True
+    try:
+        yield
+    finally:
+        with _flag_lock:
+            _flag_users -= 1
+            if _flag_users == 0:
+                torch.compiler._is_compiling_flag = _flag_before
+
+
+@contextlib.contextmanager
+def plain_execution() -> Iterator[None]:
+    """Run what a graph says and nothing else: no autograd, no autocast."""
+    with torch.no_grad(), torch._C._DisableAutocast():
+        yield
+
+
+@functools.cache
+def import_tracer() -> None:
+    """Import what tracing needs, so that no import happens while a call is observed."""
+    import torch._inductor.config
+    import torch._subclasses.fake_tensor
+    import torch.fx.experimental.proxy_tensor
+    import torch.fx.experimental.symbolic_shapes  # noqa: F401
+
+
+def fake_tensor_mode() -> Any:
+    """Return a fresh fake tensor mode that can name data-dependent sizes."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    return FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
+
+
+def to_fake(mode: Any, tensor: torch.Tensor) -> torch.Tensor:
+    """Return the fake of a tensor, with static sizes; aliases stay aliases within one mode."""
+    fake: torch.Tensor = mode.from_tensor(tensor, static_shapes=True)
+    return fake
+
+
+def is_fake(value: object) -> bool:
+    """Whether a value is a fake tensor."""
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    return isinstance(value, FakeTensor)
+
+
+def is_transformed(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is a wrapper made by ``vmap``, ``grad`` or functionalization."""
+    return bool(torch._C._functorch.is_functorch_wrapped_tensor(tensor))
+
+
+def trace_to_graph(
+    function: Callable[..., Any],
+    inputs: Sequence[Any],
+    decompositions: Any = None,
+) -> torch.fx.GraphModule:
+    """Trace a flat function below autograd; operators stay in program order, none is dropped."""
+    from torch.fx.experimental.proxy_tensor import make_fx
+    from torch.fx.traceback import preserve_node_meta
+
+    tracer = make_fx(
+        function,
+        decomposition_table=decompositions,
+        tracing_mode="real",
+        _error_on_data_dependent_ops=False,
+    )
+    with preserve_node_meta():
+        graph: torch.fx.GraphModule = tracer(*inputs)
+    return graph
+
+
+def set_node_stack(text: str) -> None:
+    """Give the nodes that are traced next this stack, formatted like a traceback."""
+    from torch.fx import traceback
+
+    traceback.set_stack_trace([text] if text else [])
+
+
+def functionalized(graph: torch.fx.GraphModule) -> Callable[..., Any]:
+    """Return the graph as a function without in-place operators but a last copy into each input."""
+    interpreter = torch.fx.Interpreter(graph)
+
+    def run(*inputs: Any) -> Any:
+        return interpreter.run(*inputs)
+
+    functional: Callable[..., Any] = torch.func.functionalize(run)
+    return functional
+
+
+def pytree_node(kind: type) -> Any | None:
+    """Return how PyTorch takes a registered container apart, or None."""
+    from torch.utils import _pytree
+
+    return _pytree.SUPPORTED_NODES.get(kind)

@@ -1,0 +1,165 @@
+"""Second stage: the same call again under fake tensors gives the graph."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import attrs
+import torch
+
+from torchbay._call import Call
+from torchbay._observe import Gate, Observation, Reading, Snapshot
+from torchbay._reason import CannotServe
+from torchbay._source import Names, is_user_file
+from torchbay._torch_compat import compiler_flag, fake_tensor_mode, to_fake, trace_to_graph
+from torchbay._trace._agreement import check_agreement
+from torchbay._trace._hidden_writes import reveal_hidden_writes
+from torchbay._trace._modes import GateAnswers, OpTracer, Substitution
+from torchbay._trace._result import ResultReader
+
+__all__ = ["Input", "Trace", "trace"]
+
+_PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+
+
+@attrs.frozen(eq=False)
+class Input:
+    """One input of the graph: a tensor, and every place the program has it from."""
+
+    tensor: torch.Tensor
+    places: tuple[Any, ...]
+    is_state: bool
+
+    @property
+    def path(self) -> str:
+        """How a user would write it."""
+        return str(self.places[0].path)
+
+
+@attrs.frozen(eq=False)
+class Trace:
+    """A graph over flat inputs, and how it relates to the call.
+
+    Attributes:
+        graph: In-place operators and all. Its outputs are the new tensors of the result, then
+            the tensors of the gates.
+        inputs: State first, then the call's tensors.
+        result: An expression over ``out``, ``inputs`` and ``args`` that makes the result.
+        result_count: How many of the outputs belong to the result.
+        gates: What Python read of tensor data, in order.
+        gate_widths: How many outputs each gate reads.
+        fake_mode: The mode that made the fakes in the graph.
+    """
+
+    graph: torch.fx.GraphModule
+    inputs: tuple[Input, ...]
+    fakes: tuple[torch.Tensor, ...]
+    result: str
+    result_count: int
+    gates: tuple[Gate, ...]
+    gate_widths: tuple[int, ...]
+    fake_mode: Any
+    names: Names
+
+
+def trace(call: Call, observation: Observation) -> Trace:
+    """Trace an observed call.
+
+    Raises:
+        CannotServe: The call cannot be in a graph, or its two runs differ.
+    """
+    inputs = _inputs_of(call, observation.readings)
+    mode = fake_tensor_mode()
+    fakes = [to_fake(mode, entry.tensor) for entry in inputs]
+    positions = {id(entry.tensor): i for i, entry in enumerate(inputs)}
+    positions |= {id(fake): i for i, fake in enumerate(fakes)}
+    by_tensor = {id(entry.tensor): fake for entry, fake in zip(inputs, fakes, strict=True)}
+    answers = GateAnswers(observation.gates)
+    tracer = OpTracer(by_tensor, answers)
+    names = Names("inputs", "args", "kwargs", "out", "execute", *call.names.values)
+    names.values |= call.names.values
+    result = ResultReader(call, positions, names)
+    source = ""
+
+    def flat(*_: torch.Tensor) -> list[torch.Tensor]:
+        nonlocal source
+        args, kwargs = call.around(_distinct(call, by_tensor))
+        with tracer, Substitution(by_tensor, answers):
+            value = call.function(*args, **kwargs)
+        source = result.read(observation.result, value)
+        return [*result.tensors, *(tensor for read in answers.tensors for tensor in read)]
+
+    graph = _traced(flat, fakes, mode, Snapshot(observation.reach))
+    reveal_hidden_writes(graph)
+    answers.check_used_up()
+    check_agreement(observation.ops, tracer.ops)
+    return Trace(
+        graph,
+        tuple(inputs),
+        tuple(fakes),
+        source,
+        len(result.tensors),
+        observation.gates,
+        tuple(len(read) for read in answers.tensors),
+        mode,
+        names,
+    )
+
+
+def _traced(
+    flat: Any, fakes: list[torch.Tensor], mode: Any, snapshot: Snapshot
+) -> torch.fx.GraphModule:
+    """Trace, and put Python state back: a fake tensor must not stay in a user's object."""
+    try:
+        with compiler_flag(), mode:
+            return trace_to_graph(flat, fakes)
+    except CannotServe:
+        raise
+    except Exception as error:
+        raise CannotServe(f"tracing raised {_brief(error)}", where=_line_of(error)) from error
+    finally:
+        snapshot.restore()
+
+
+def _inputs_of(call: Call, readings: tuple[Reading, ...]) -> list[Input]:
+    state = [reading for reading in readings if isinstance(reading.value, torch.Tensor)]
+    places: dict[int, list[Any]] = {}
+    for place in (*state, *call.tensors):
+        places.setdefault(id(place.value), []).append(place)
+    for group in places.values():
+        _refuse_subclass(group[0])
+    return [
+        Input(group[0].value, tuple(group), isinstance(group[0], Reading))
+        for group in places.values()
+    ]
+
+
+def _refuse_subclass(place: Any) -> None:
+    if type(place.value) not in _PLAIN_TENSORS:
+        kind = f"{type(place.value).__module__}.{type(place.value).__qualname__}"
+        raise CannotServe(f"{place.path} is a tensor subclass, {kind}")
+
+
+def _distinct(call: Call, by_tensor: dict[int, torch.Tensor]) -> list[torch.Tensor]:
+    """Return the fakes of the call's tensors, each once, in the order of the call."""
+    return [by_tensor[key] for key in dict.fromkeys(id(item.value) for item in call.tensors)]
+
+
+def _brief(error: Exception) -> str:
+    text = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {text[0] if text else ''}"
+
+
+def _line_of(error: Exception) -> str:
+    return next(
+        (f"{name}:{line}" for name, line in reversed(list(_frames(error))) if is_user_file(name)), ""
+    )
+
+
+def _frames(error: BaseException) -> Iterator[tuple[str, int]]:
+    traceback = error.__traceback__
+    while traceback is not None:
+        yield traceback.tb_frame.f_code.co_filename, traceback.tb_lineno
+        traceback = traceback.tb_next
+

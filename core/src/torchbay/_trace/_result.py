@@ -1,0 +1,85 @@
+"""What a call returns, as an expression over the graph's outputs and inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from torchbay._call import Call
+from torchbay._reason import CannotServe
+from torchbay._source import Names
+from torchbay._structure import is_plain, same_value, take_apart
+
+__all__ = ["ResultReader"]
+
+_DEEPEST = 64
+
+
+class ResultReader:
+    """Walks the observed and the traced result together.
+
+    What both runs returned as the same object existed before the call and is returned again; what
+    each run made for itself is made anew on every call.
+    """
+
+    def __init__(self, call: Call, inputs: Mapping[int, int], names: Names) -> None:
+        """``inputs`` maps the id of a real or fake input to its position."""
+        self.tensors: list[torch.Tensor] = []
+        self._call = call
+        self._inputs = inputs
+        self._names = names
+        self._slots: dict[int, int] = {}
+
+    def read(self, observed: Any, traced: Any, path: str = "result", depth: int = 0) -> str:
+        """Return an expression that makes the result.
+
+        Raises:
+            CannotServe: The runs returned different things, or something that cannot be made anew.
+        """
+        if depth > _DEEPEST:
+            raise CannotServe(f"{path} holds itself or is nested too deeply")
+        if isinstance(traced, torch.Tensor):
+            return self._tensor(traced)
+        if is_plain(observed):
+            return self._plain(observed, traced, path)
+        if (source := self._argument(observed)) is not None:
+            return source
+        if observed is traced:
+            return self._names.of(observed, path)
+        return self._container(observed, traced, path, depth)
+
+    def _tensor(self, tensor: torch.Tensor) -> str:
+        if (position := self._inputs.get(id(tensor))) is not None:
+            return f"inputs[{position}]"
+        slot = self._slots.setdefault(id(tensor), len(self.tensors))
+        if slot == len(self.tensors):
+            self.tensors.append(tensor)
+        return f"out[{slot}]"
+
+    def _plain(self, observed: Any, traced: Any, path: str) -> str:
+        if not same_value(observed, traced):
+            raise CannotServe(f"{path} is {observed!r} in one run of the call, {traced!r} in another")
+        is_literal = type(observed) in (int, str, bool, type(None))
+        return repr(observed) if is_literal else self._names.of(observed, path)
+
+    def _argument(self, observed: Any) -> str | None:
+        containers = (item for item, _ in self._call.containers)
+        for item in (*containers, *self._call.objects):
+            if item.value is observed:
+                return item.access
+        return None
+
+    def _container(self, observed: Any, traced: Any, path: str, depth: int) -> str:
+        first, second = take_apart(observed, fresh=True), take_apart(traced, fresh=True)
+        if first is None or second is None:
+            kind = f"{type(observed).__module__}.{type(observed).__qualname__}"
+            raise CannotServe(f"{path} is a {kind}, which cannot be made anew on every call")
+        if type(observed) is not type(traced) or first.labels != second.labels:
+            raise CannotServe(f"{path} has another form in a second run of the call")
+        children = [
+            self.read(child, other, path + label, depth + 1)
+            for (label, child), (_, other) in zip(first, second, strict=True)
+        ]
+        return first.build(children, self._names)
