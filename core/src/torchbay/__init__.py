@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from torchbay import errors
-from torchbay._compiled import compile
+from torchbay._compiled import compile  # noqa: A004 - named as torch.compile is
 from torchbay._explain import explain
 from torchbay._registry import BackendListing, backends, set_default_backend
 from torchbay._reset import reset

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import attrs
 import torch
@@ -15,9 +15,21 @@ from torchbay._structure import Container, is_plain, take_apart
 from torchbay._torch_compat import is_fake
 from torchbay.errors import InvalidArgument
 
-__all__ = ["Call", "Item", "refuse_unusable"]
+__all__ = ["Call", "Item", "Place", "refuse_unusable"]
 
 _DEEPEST = 64
+
+
+class Place(Protocol):
+    """Where the program has a value from, and the value."""
+
+    @property
+    def path(self) -> str:
+        """How a user would write it."""
+
+    @property
+    def value(self) -> Any:
+        """The value."""
 
 
 @attrs.frozen(eq=False)
@@ -118,7 +130,10 @@ class _Reader:
             return self.names.of(value, item.path)
         self.containers.append((item, container))
         children = [
-            self.read(Item(item.path + label, container.access(item.access, i, self.names), child), depth + 1)
+            self.read(
+                Item(item.path + label, container.access(item.access, i, self.names), child),
+                depth + 1,
+            )
             for i, (label, child) in enumerate(container)
         ]
         return container.build(children, self.names)

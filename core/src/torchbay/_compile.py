@@ -56,7 +56,8 @@ class Dispatcher:
     def __init__(self, function: Callable[..., Any], settings: Settings) -> None:
         self.function = function
         self.settings = settings
-        self.name = settings.name or getattr(function, "__name__", type(function).__name__)
+        name: Any = settings.name or getattr(function, "__name__", type(function).__name__)
+        self.name = str(name)
         self.reset()
         live_dispatchers.add(self)
 
@@ -109,13 +110,17 @@ class Dispatcher:
         group = self._group_of(args, kwargs)
         if (limit := self._limit(group)) is not None:
             return self._past_limit(limit, args, kwargs)
-        call = Call.of(self.function, args, kwargs)
+        try:
+            call = Call.of(self.function, args, kwargs)
+        except CannotServe as refusal:
+            return self._unguarded(refusal.reason, args, kwargs)
         reach = Reach.of(call)
         self._refuse_unusable(call, reach)
         reasons = self._recompile_reasons(args, kwargs)
         import_tracer()
         observation = run(call, reach)
         self.eager_calls += 1
+        entry: Entry | None
         try:
             entry = self._specialize(call, observation, backend, options)
         except CannotServe as refusal:
@@ -172,7 +177,9 @@ class Dispatcher:
         self._builds += 1
         return lowered, build(lowered, captured, backend, options, self.name)
 
-    def _add(self, entry: Entry, group: object | None, call: Call, reasons: tuple[str, ...]) -> None:
+    def _add(
+        self, entry: Entry, group: object | None, call: Call, reasons: tuple[str, ...]
+    ) -> None:
         if group is not None:
             entry.group = group
         entry.watch(call, weakref.WeakMethod(self.discard))
@@ -223,6 +230,13 @@ class Dispatcher:
         guards = guards_of_call(call)
         return EagerRoute(guards=guards, match=guards.match, run=run, reason=reason)
 
+    def _unguarded(self, reason: Reason, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """Run a call whose arguments cannot even be described."""
+        self.eager_calls += 1
+        result = self.function(*args, **kwargs)
+        self._report(reason, result)
+        return result
+
     def _report(self, reason: Reason, result: Any) -> None:
         """Say once why calls run eagerly, or every time if the caller accepts no such calls."""
         if self.settings.fullgraph:
@@ -234,12 +248,18 @@ class Dispatcher:
             self._warned.add(key)
             warnings.warn(text, TorchbayWarning, stacklevel=6)
 
-    def _recompile_reasons(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[str, ...]:
+    def _recompile_reasons(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> tuple[str, ...]:
         """Return how the call differs from the specialization used last."""
         for entry in self.entries:
             if mismatches := entry.guards.mismatches(args, kwargs):
                 return tuple(map(str, mismatches))
-        return tuple(f"a branch on data went another way than {gate}" for e in self.entries for gate in e.gates)
+        return tuple(
+            f"a branch on data went another way than {gate}"
+            for e in self.entries
+            for gate in e.gates
+        )
 
     def _refuse_unusable(self, call: Call, reach: Reach) -> None:
         where = definition(self.function)

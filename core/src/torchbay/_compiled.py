@@ -29,8 +29,8 @@ class CompiledFunction:
         functools.update_wrapper(self, original)
         self._original = original
         self._settings = settings
-        self._dispatch = Dispatcher(original, settings)
-        self._bound: weakref.WeakKeyDictionary[Any, Dispatcher] = weakref.WeakKeyDictionary()
+        self.dispatch = Dispatcher(original, settings)
+        self._bound: dict[int, Dispatcher] = {}
 
     @property
     def original(self) -> Callable[..., Any]:
@@ -38,7 +38,7 @@ class CompiledFunction:
         return self._original
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        return self._dispatch(args, kwargs)
+        return self.dispatch(args, kwargs)
 
     def warmup(self, /, *args: Any, **kwargs: Any) -> None:
         """Compile for a call with these arguments, without the call's effects.
@@ -46,7 +46,7 @@ class CompiledFunction:
         The original does run once, but what it writes to tensors, to reachable Python state and to
         PyTorch's random generators is undone. Does nothing if such a call is covered already.
         """
-        self._dispatch.warmup(args, kwargs)
+        self.dispatch.warmup(args, kwargs)
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         """Bind to an instance; each has specializations and a budget of its own."""
@@ -54,11 +54,16 @@ class CompiledFunction:
             return self
         return _BoundFunction(self, instance)
 
-    def _dispatcher_for(self, instance: Any) -> Dispatcher:
-        dispatcher = self._bound.get(instance)
-        if dispatcher is None:
-            dispatcher = self._bound.setdefault(instance, Dispatcher(self._original, self._settings))
-        return dispatcher
+    def dispatcher_for(self, instance: Any) -> Dispatcher:
+        """Return what serves this instance's calls; it goes when the instance does."""
+        key = id(instance)
+        if key not in self._bound:
+            try:
+                weakref.finalize(instance, self._bound.pop, key, None)
+            except TypeError:
+                return self.dispatch
+            self._bound[key] = Dispatcher(self._original, self._settings)
+        return self._bound[key]
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or "_original" not in self.__dict__:
@@ -76,7 +81,7 @@ class CompiledFunction:
 
     def __reduce__(self) -> Any:
         if _found_by_name(self) is self:
-            return self.__qualname__  # type: ignore[attr-defined]
+            return self.__qualname__
         return CompiledFunction, (self._original, self._settings)
 
 
@@ -87,19 +92,20 @@ class _BoundFunction:
         functools.update_wrapper(self, function.original, updated=())
         self.__func__ = function
         self.__self__ = instance
-        self._dispatch = function._dispatcher_for(instance)
+        self.dispatch = function.dispatcher_for(instance)
 
     @property
     def original(self) -> Callable[..., Any]:
         """The method as it was before compilation."""
-        return self.__func__.original.__get__(self.__self__)  # type: ignore[no-any-return]
+        method: Callable[..., Any] = self.__func__.original.__get__(self.__self__)
+        return method
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        return self._dispatch((self.__self__, *args), kwargs)
+        return self.dispatch((self.__self__, *args), kwargs)
 
     def warmup(self, /, *args: Any, **kwargs: Any) -> None:
         """Compile for a call with these arguments, as `CompiledFunction.warmup` does."""
-        self._dispatch.warmup((self.__self__, *args), kwargs)
+        self.dispatch.warmup((self.__self__, *args), kwargs)
 
 
 class CompiledModule(torch.nn.Module):
@@ -139,19 +145,19 @@ class CompiledModule(torch.nn.Module):
         return f"Compiled({_original_of(self)!r})"
 
     def __getitem__(self, key: Any) -> Any:
-        return _original_of(self)[key]  # type: ignore[index]
+        return _original_of(self)[key]
 
     def __len__(self) -> int:
-        return len(_original_of(self))  # type: ignore[arg-type]
+        return len(_original_of(self))
 
     def __bool__(self) -> bool:
         return True
 
     def __iter__(self) -> Any:
-        return iter(_original_of(self))  # type: ignore[call-overload]
+        return iter(_original_of(self))
 
     def __contains__(self, item: Any) -> bool:
-        return item in _original_of(self)  # type: ignore[operator]
+        return item in _original_of(self)
 
     def warmup(self, /, *args: Any, **kwargs: Any) -> None:
         """Compile for a call with these arguments, without the call's effects.
@@ -172,9 +178,10 @@ class CompiledModule(torch.nn.Module):
 
 
 _write = object.__setattr__
-_dispatch_of = CompiledModule._torchbay_dispatch.__get__  # type: ignore[attr-defined]
-_original_of = CompiledModule._torchbay_original.__get__  # type: ignore[attr-defined]
-_settings_of = CompiledModule._torchbay_settings.__get__  # type: ignore[attr-defined]
+# Slots, read without __getattribute__: this is the way of every call.
+_dispatch_of, _original_of, _settings_of = (
+    vars(CompiledModule)[name].__get__ for name in CompiledModule.__slots__
+)
 
 
 def _returning_the_compiled(name: str) -> Callable[..., Any]:
@@ -217,7 +224,7 @@ _OWN = frozenset(
 def compile(fn: Function, **settings: Any) -> Function: ...  # noqa: A001
 @overload
 def compile(fn: None = None, **settings: Any) -> Callable[[Function], Function]: ...  # noqa: A001
-def compile(  # noqa: A001 - named as torch.compile is
+def compile(  # type: ignore[misc] # noqa: A001, PLR0913 - all as torch.compile names it
     fn: Any = None,
     *,
     backend: Any = None,
@@ -326,5 +333,7 @@ def dispatcher_of(compiled: Any) -> Dispatcher:
     if isinstance(compiled, CompiledModule):
         return _dispatch_of(compiled)  # type: ignore[no-any-return]
     if isinstance(compiled, (CompiledFunction, _BoundFunction)):
-        return compiled._dispatch
-    raise InvalidArgument(f"{compiled!r} is not compiled", remedy="Pass what torchbay.compile returned")
+        return compiled.dispatch
+    raise InvalidArgument(
+        f"{compiled!r} is not compiled", remedy="Pass what torchbay.compile returned"
+    )

@@ -38,8 +38,12 @@ class SpecializationReport:
 
     def __str__(self) -> str:
         gates = "".join(f"\n  branch on data: {gate}" for gate in self.gates)
-        head = f"compiled by {self.backend} in {self.compile_seconds:.2f} s, served {self.calls} calls"
-        return f"{head}{gates}\n\n{self.guards}\n{self.run}\n{self.graph or '(nothing is computed)'}"
+        head = (
+            f"compiled by {self.backend} in {self.compile_seconds:.2f} s, served {self.calls} calls"
+        )
+        return (
+            f"{head}{gates}\n\n{self.guards}\n{self.run}\n{self.graph or '(nothing is computed)'}"
+        )
 
 
 @attrs.frozen

@@ -12,4 +12,4 @@ def log(topic: str, text: str) -> None:
     """Print a line to standard error if ``TORCHBAY_LOG`` names its topic."""
     topics = os.environ.get("TORCHBAY_LOG", "").split(",")
     if topic in (name.strip() for name in topics):
-        print(f"torchbay {topic}: {text}", file=sys.stderr)
+        sys.stderr.write(f"torchbay {topic}: {text}\n")

@@ -67,7 +67,9 @@ class Settings:
                 raise InvalidArgument(f"{name} is {getattr(self, name)!r}; it is True or False")
         limit = self.recompile_limit
         if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
-            raise InvalidArgument(f"recompile_limit is {limit!r}; it is a whole number of at least 1")
+            raise InvalidArgument(
+                f"recompile_limit is {limit!r}; it is a whole number of at least 1"
+            )
         if self.tracer not in _TRACERS:
             raise InvalidArgument(
                 f"tracer is {self.tracer!r}", remedy=f"Known tracers: {', '.join(_TRACERS)}"
@@ -76,7 +78,7 @@ class Settings:
             raise InvalidArgument(f"name is {self.name!r}; it is a string")
 
     def _check_dynamic(self) -> None:
-        if self.dynamic not in (None, True, False) or isinstance(self.dynamic, int | float) and not isinstance(self.dynamic, bool):
+        if self.dynamic is not None and not isinstance(self.dynamic, bool):
             raise InvalidArgument(f"dynamic is {self.dynamic!r}; it is True, False or None")
         if self.dynamic or self.dynamic_shapes is not None:
             raise InvalidArgument(

@@ -50,9 +50,8 @@ def is_plain(value: object) -> bool:
         return all(is_plain(item) for item in value)  # type: ignore[attr-defined]
     if kind is slice:
         return is_plain((value.start, value.stop, value.step))  # type: ignore[attr-defined]
-    return (
-        kind in (*_BY_IDENTITY, *_BY_EQUALITY, float, complex, range)
-        or isinstance(value, (enum.Enum, type))
+    return kind in (*_BY_IDENTITY, *_BY_EQUALITY, float, complex, range) or isinstance(
+        value, (enum.Enum, type)
     )
 
 
@@ -71,7 +70,7 @@ def same_value(left: object, right: object) -> bool:
         return same_value((left.start, left.stop, left.step), (right.start, right.stop, right.step))
     if isinstance(left, frozenset) and isinstance(right, frozenset):
         return left == right and {(type(i), i) for i in left} == {(type(i), i) for i in right}
-    if isinstance(left, _BY_EQUALITY) or isinstance(left, range):
+    if isinstance(left, (*_BY_EQUALITY, range)):
         return left == right
     return left is right
 
@@ -172,7 +171,7 @@ def names_of_keys(keys: Sequence[object], names: Names) -> str:
 
 def instance_of(kind: type, attributes: dict[str, Any]) -> Any:
     """Make an object of a plain class with these attributes, without running its ``__init__``."""
-    made = object.__new__(kind)
+    made: Any = object.__new__(kind)
     made.__dict__.update(attributes)
     return made
 

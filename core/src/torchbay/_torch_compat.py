@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 __all__ = [
     "ObservingDispatchMode",
     "ObservingFunctionMode",
+    "OpOverload",
     "TensorGuards",
     "ambient_state_guard",
     "compiler_flag",
@@ -33,10 +34,15 @@ __all__ = [
     "plain_execution",
     "pytree_node",
     "set_node_stack",
+    "storage_id",
     "tensor_guard",
     "to_fake",
     "trace_to_graph",
+    "writes_of",
 ]
+
+
+OpOverload = torch._ops.OpOverload
 
 
 class ObservingDispatchMode(TorchDispatchMode):
@@ -91,12 +97,9 @@ def tensor_guard(tensors: Sequence[torch.Tensor]) -> Callable[..., bool]:
     Class, dispatch keys (layout, conjugate and negative bits, inference), dtype, device,
     ``requires_grad``, sizes and strides must be equal, and no tensor may be given twice.
     """
-    strides = [list(t.stride()) if t.layout is torch.strided else None for t in tensors]
-    guard = TensorGuards(
-        *tensors,
-        dynamic_dims_sizes=[list(t.shape) for t in tensors],
-        dynamic_dims_strides=strides,
-    )
+    sizes: Any = [list(tensor.shape) for tensor in tensors]
+    strides: Any = [list(t.stride()) if t.layout is torch.strided else None for t in tensors]
+    guard = TensorGuards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides)
     check: Callable[..., bool] = guard.check
     return check
 
@@ -206,6 +209,22 @@ def functionalized(graph: torch.fx.GraphModule) -> Callable[..., Any]:
 
     functional: Callable[..., Any] = torch.func.functionalize(run)
     return functional
+
+
+def writes_of(operator: Any) -> tuple[tuple[int, str], ...]:
+    """Return position and name of the arguments an operator's schema says it changes."""
+    if not isinstance(operator, OpOverload):
+        return ()
+    return tuple(
+        (position, argument.name)
+        for position, argument in enumerate(operator._schema.arguments)
+        if argument.alias_info is not None and argument.alias_info.is_write
+    )
+
+
+def storage_id(tensor: torch.Tensor) -> int:
+    """Return a number that tensors have in common, among those alive, if they share memory."""
+    return int(tensor.untyped_storage()._cdata)
 
 
 def pytree_node(kind: type) -> Any | None:

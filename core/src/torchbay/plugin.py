@@ -75,7 +75,7 @@ class Capabilities:
         thread_safe: Executables may run in several threads at once.
     """
 
-    devices: frozenset[str] = attrs.field(default=frozenset({"cpu"}), converter=frozenset)
+    devices: frozenset[str] = frozenset({"cpu"})
     dtypes: frozenset[torch.dtype] | None = None
     decompositions: Callable[[], Decompositions] | None = None
     dynamic_shapes: bool = False
@@ -198,7 +198,7 @@ class Hooks(Protocol):
     """What the core calls on a plugin's module. Implement with `hookimpl`."""
 
     @hookspec(firstresult=True)
-    def torchbay_make_backend(self) -> Backend:  # type: ignore[empty-body]
+    def torchbay_make_backend(self) -> Backend:
         """Return the backend that this entry point names.
 
         When called: once per process, when the backend is first used; never to list it.

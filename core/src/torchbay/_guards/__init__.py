@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from types import CellType
-from typing import Any
 
 import torch
 
@@ -29,7 +28,14 @@ from torchbay._structure import is_plain, key_source
 from torchbay._torch_compat import tensor_guard
 from torchbay._trace import Input
 
-__all__ = ["Guard", "GuardFunction", "Mismatch", "compile_source", "guards_of_call", "guards_of_graph"]
+__all__ = [
+    "Guard",
+    "GuardFunction",
+    "Mismatch",
+    "compile_source",
+    "guards_of_call",
+    "guards_of_graph",
+]
 
 
 def guards_of_graph(
@@ -40,7 +46,7 @@ def guards_of_graph(
     sources = _Sources(names)
     tensors = [_tensor_guard(sources.access(entry.places[0]), entry) for entry in inputs]
     before = [*_call_guards(call), *_reading_guards(readings, sources)]
-    after = [*_ties(inputs, sources), *_overlaps(inputs, tensors, written)]
+    after = [*_ties(inputs, sources), *_overlap(inputs, tensors, written)]
     return emit(before, list(zip(tensors, (e.tensor for e in inputs), strict=True)), after, names)
 
 
@@ -101,13 +107,15 @@ def _ties(inputs: Sequence[Input], sources: _Sources) -> Iterable[Guard]:
     for entry in inputs:
         first, *others = entry.places
         for other in others:
-            yield SameTensorGuard(other.path, sources.access(other), first.path, sources.access(first))
+            yield SameTensorGuard(
+                other.path, sources.access(other), first.path, sources.access(first)
+            )
 
 
-def _overlaps(
+def _overlap(
     inputs: Sequence[Input], tensors: Sequence[TensorGuard], written: Sequence[int]
 ) -> Iterable[Guard]:
-    for position in written:
-        others = tuple(guard.access for i, guard in enumerate(tensors) if i != position)
-        if others:
-            yield NoOverlapGuard(inputs[position].path, tensors[position].access, others)
+    if written and len(tensors) > 1:
+        path = ", ".join(inputs[position].path for position in written)
+        others = [guard.access for i, guard in enumerate(tensors) if i not in written]
+        yield NoOverlapGuard(path, tuple(tensors[i].access for i in written), tuple(others))

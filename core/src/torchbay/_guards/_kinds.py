@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import attrs
@@ -82,7 +82,9 @@ class ShapeOfCallGuard:
         positional, keywords = len(variables["args"]), tuple(variables["kwargs"])
         if (positional, keywords) == (self.positional, self.keywords):
             return None
-        return Mismatch(self.path, self._show(self.positional, self.keywords), self._show(positional, keywords))
+        return Mismatch(
+            self.path, self._show(self.positional, self.keywords), self._show(positional, keywords)
+        )
 
     @staticmethod
     def _show(positional: int, keywords: tuple[str, ...]) -> str:
@@ -255,28 +257,36 @@ class SameTensorGuard:
 
 @attrs.frozen
 class NoOverlapGuard:
-    """A tensor that the graph changes shares no memory with any other input."""
+    """The tensors that the graph changes share no memory with each other or with other inputs."""
 
     path: str
-    written: str
+    written: tuple[str, ...]
     others: tuple[str, ...]
 
     def source(self, names: Names) -> str:
-        check = names.of(shares_no_memory, "shares_no_memory")
-        return f"{check}({self.written}, ({', '.join(self.others)},))"
+        check = names.of(share_no_memory, "share_no_memory")
+        return f"{check}([{', '.join(self.written)}], [{', '.join(self.others)}])"
 
     def mismatch(self, variables: Mapping[str, Any]) -> Mismatch | None:
-        _, written = _look(self.written, variables)
-        others = [value for other in self.others for found, value in [_look(other, variables)] if found]
-        if shares_no_memory(written, others):
+        found = [[_look(a, variables) for a in group] for group in (self.written, self.others)]
+        written, others = ([value for is_there, value in group if is_there] for group in found)
+        are_tensors = all(isinstance(value, torch.Tensor) for value in (*written, *others))
+        if are_tensors and share_no_memory(written, others):
             return None
         return Mismatch(self.path, "memory of its own", "memory shared with another input")
 
 
-def shares_no_memory(written: torch.Tensor, others: Any) -> bool:
-    """Whether a tensor's storage is nobody else's."""
-    storage = written.untyped_storage().data_ptr()
-    return all(other.untyped_storage().data_ptr() != storage for other in others)
+def share_no_memory(written: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> bool:
+    """Whether each of the written tensors has a storage that no other tensor here has."""
+    storages = [_storage(tensor) for tensor in written if tensor.numel()]
+    unique = set(storages)
+    return len(unique) == len(storages) and not any(
+        _storage(tensor) in unique for tensor in others if tensor.numel()
+    )
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
 
 
 def ambient_values() -> dict[str, Any]:

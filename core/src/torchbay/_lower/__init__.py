@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import attrs
@@ -13,8 +15,9 @@ from torchbay._lower._functional import functional, writes
 from torchbay._lower._gates import GateMiss, gate_graph
 from torchbay._lower._prune import has_compute, with_outputs
 from torchbay._reason import CannotServe
+from torchbay._torch_compat import storage_id
 from torchbay._trace import Trace
-from torchbay.plugin import Capabilities
+from torchbay.plugin import Capabilities, Decompositions
 
 __all__ = ["GateMiss", "Lowered", "lower"]
 
@@ -49,7 +52,7 @@ def lower(trace: Trace, capabilities: Capabilities) -> Lowered:
         CannotServe: The graph changes tensors in a way that cannot be expressed, or a gate depends
             on random numbers.
     """
-    table = capabilities.decompositions() if capabilities.decompositions is not None else None
+    table = _table(capabilities.decompositions)
     graph = functional(trace.graph, trace.fakes, trace.fake_mode, table)
     gates = None
     if trace.gates:
@@ -76,6 +79,11 @@ def lower(trace: Trace, capabilities: Capabilities) -> Lowered:
         gates,
         _drop_unused_inputs(gates) if gates is not None else (),
     )
+
+
+@functools.cache
+def _table(decompositions: Callable[[], Decompositions] | None) -> Decompositions | None:
+    return decompositions() if decompositions is not None else None
 
 
 def _placeholders(graph: GraphModule) -> list[Node]:
@@ -115,16 +123,12 @@ def _drop_unused_inputs(graph: GraphModule) -> tuple[int, ...]:
 
 def _refuse_aliases(trace: Trace, written: tuple[int, ...]) -> None:
     """Refuse a changed input that shares memory with another input or with a result."""
-    storages = [_storage(entry.tensor) for entry in trace.inputs]
+    storages = [storage_id(entry.tensor) for entry in trace.inputs]
     for position in written:
         path = trace.inputs[position].path
         if storages.count(storages[position]) > 1:
             raise CannotServe(f"{path} is changed and shares memory with another tensor")
         outputs = trace.graph.graph.output_node().args[0][: trace.result_count]  # type: ignore[index]
-        changed = _storage(trace.fakes[position])
-        if any(_storage(node.meta["val"]) == changed for node in outputs):  # type: ignore[union-attr]
+        changed = storage_id(trace.fakes[position])
+        if any(storage_id(node.meta["val"]) == changed for node in outputs):  # type: ignore[union-attr]
             raise CannotServe(f"{path} is changed and a result is a view of it")
-
-
-def _storage(tensor: torch.Tensor) -> int:
-    return int(tensor.untyped_storage()._cdata)

@@ -63,7 +63,7 @@ def gate_graph(
         CannotServe: A gate depends on random numbers, which a replay would draw again.
     """
     module = copy.deepcopy(graph)
-    reads = iter(module.graph.output_node().args[0][first:])  # type: ignore[index,arg-type,union-attr]
+    reads = iter(module.graph.output_node().args[0][first:])  # type: ignore[index,arg-type]
     for position, (gate, width) in enumerate(zip(gates, widths, strict=True)):
         tensors = [next(reads) for _ in range(width)]
         name = f"gate_{position}"

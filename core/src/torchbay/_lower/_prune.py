@@ -7,26 +7,24 @@ from collections.abc import Sequence
 import torch
 from torch.fx import Graph, GraphModule, Node
 
+from torchbay._torch_compat import OpOverload, writes_of
+
 __all__ = ["has_compute", "is_random", "is_write", "prune", "with_outputs"]
 
 
 def is_random(node: Node) -> bool:
     """Whether a node draws from a random generator."""
     target = node.target
-    return (
-        isinstance(target, torch._ops.OpOverload)
-        and torch.Tag.nondeterministic_seeded in target.tags
-    )
+    return isinstance(target, OpOverload) and torch.Tag.nondeterministic_seeded in target.tags
 
 
 def is_write(node: Node) -> bool:
     """Whether a node changes one of its arguments."""
-    target = node.target
-    return isinstance(target, torch._ops.OpOverload) and target._schema.is_mutable
+    return bool(writes_of(node.target))
 
 
 def prune(graph: Graph) -> None:
-    """Erase dead nodes that neither draw random numbers nor have an effect, and dead inputs not."""
+    """Erase dead nodes that neither draw random numbers nor have an effect; inputs stay."""
     for node in reversed(list(graph.nodes)):
         if node.op in ("call_function", "get_attr") and not node.users and not _has_effect(node):
             graph.erase_node(node)
@@ -35,9 +33,14 @@ def prune(graph: Graph) -> None:
 def _has_effect(node: Node) -> bool:
     if node.op == "get_attr":
         return False
-    known = isinstance(node.target, torch._ops.OpOverload)
-    return is_random(node) or is_write(node) or node.is_impure() or (
-        not known and getattr(node.target, "__module__", "") != "_operator"
+    is_operator = isinstance(node.target, OpOverload)
+    is_python = getattr(node.target, "__module__", "") == "_operator"
+    return (
+        is_random(node)
+        or is_write(node)
+        or node.is_impure()
+        # Whatever else stands in a graph, nobody knows what it does.
+        or not (is_operator or is_python)
     )
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import attrs
 import torch
 
-from torchbay._call import Call
+from torchbay._call import Call, Place
 from torchbay._observe._effects import EffectHistory
 from torchbay._observe._ops import Gate, OpRecord
 from torchbay._observe._reach import Reach, Reading
@@ -101,14 +101,18 @@ def _profile(codes: CodeRecorder) -> Iterator[None]:
     try:
         yield
     finally:
-        sys.setprofile(before)
+        if before is None or callable(before):
+            sys.setprofile(before)
+        else:
+            # A profiler written in C, such as cProfile, installs itself.
+            before.enable()
 
 
 class _Tensors:
     """What a call's tensors are like before it: gradients, and metadata that guards compare."""
 
     def __init__(self, call: Call, reach: Reach) -> None:
-        places = [*call.tensors, *reach.tensors()]
+        places: list[Place] = [*call.tensors, *reach.tensors()]
         self._before = [(p.path, p.value, _gradient(p.value), _metadata(p.value)) for p in places]
 
     def obstacles(self) -> list[Reason]:
@@ -118,7 +122,9 @@ class _Tensors:
             if _gradient(tensor) is not gradient:
                 found.append(Reason(f"the call writes a gradient onto {path}"))
             if _metadata(tensor) != metadata:
-                found.append(Reason(f"the call changes the shape, dtype or gradient flag of {path}"))
+                found.append(
+                    Reason(f"the call changes the shape, dtype or gradient flag of {path}")
+                )
         return found
 
 

@@ -13,7 +13,7 @@ aten = torch.ops.aten
 
 GATES = frozenset(
     {
-        aten._local_scalar_dense.default,
+        aten._local_scalar_dense.default,  # noqa: SLF001 - an operator's name
         aten.item.default,
         aten.is_nonzero.default,
         aten.equal.default,
@@ -45,7 +45,10 @@ _NOT_COMPARED = frozenset(
         aten.lift_fresh.default,
         aten.lift_fresh_copy.default,
         torch.ops.prim.device.default,
-        *(getattr(aten, name).default for name in ("sym_size", "sym_stride", "sym_numel", "sym_storage_offset")),
+        *(
+            getattr(aten, name).default
+            for name in ("sym_size", "sym_stride", "sym_numel", "sym_storage_offset")
+        ),
         aten.size.default,
     }
 )

@@ -24,7 +24,6 @@ from torchbay._structure import is_plain
 __all__ = ["Reach", "Reading"]
 
 _LARGEST = 4096
-_NO_ATTRIBUTES: frozenset[str] = frozenset()
 
 
 @attrs.frozen(eq=False)
@@ -71,9 +70,9 @@ class Reach:
     def of(cls, call: Call) -> Reach:
         """Walk from a callable and its opaque arguments."""
         reach = cls()
-        reach._walk("self", call.function)
+        reach.walk("self", call.function)
         for item in call.objects:
-            reach._walk(item.path, item.value)
+            reach.walk(item.path, item.value)
         return reach
 
     def add_globals(self, variables: dict[str, Any], codes: Iterable[CodeType]) -> None:
@@ -84,9 +83,9 @@ class Reach:
             key = (id(variables), name)
             if name not in variables or key in self._globals:
                 continue
-            if _may_change(variables[name], is_library):
+            if _may_change(variables[name], is_library=is_library):
                 self._globals.add(key)
-                self._read(f"{module}.{name}", variables, module, name, variables[name], name)
+                self.read(f"{module}.{name}", variables, module, name, variables[name], name)
 
     def tensors(self) -> Iterator[Reading]:
         """Return the readings whose value is a tensor."""
@@ -100,86 +99,98 @@ class Reach:
             if reading.attribute is None or reading.attribute in names
         ]
 
-    def _read(
+    def read(
         self, path: str, holder: Any, holder_path: str, key: Any, value: Any, attribute: str | None
     ) -> None:
+        """Note a reading, and follow its value."""
         self.readings.append(Reading(path, holder, holder_path, key, value, attribute))
-        self._walk(path, value)
+        self.walk(path, value)
 
-    def _walk(self, path: str, value: Any) -> None:
+    def walk(self, path: str, value: Any) -> None:
+        """Note what an object holds, once."""
         if is_plain(value) or isinstance(value, torch.Tensor) or id(value) in self._seen:
             return
         self._seen.add(id(value))
         if (walk := _walker_of(value)) is not None:
             walk(self, path, value)
 
-    def _hold(self, path: str, holder: Any) -> None:
+    def hold(self, path: str, holder: Any) -> None:
+        """Note a container whose elements were read."""
+        self._seen.add(id(holder))
         self.holders[id(holder)] = (path, holder)
 
-    def _walk_module(self, path: str, module: torch.nn.Module) -> None:
-        attributes = module.__dict__
-        self._hold(path, attributes)
-        for name in ("_parameters", "_buffers", "_modules"):
-            self._walk_registry(path, attributes[name])
-        for name, value in list(attributes.items()):
-            if name not in _MODULE_INTERNALS:
-                self._read(f"{path}.{name}", attributes, path, name, value, name)
 
-    def _walk_registry(self, path: str, registry: dict[str, Any]) -> None:
-        self._hold(path, registry)
-        self._seen.add(id(registry))
-        for name, value in list(registry.items()):
-            # A tensor or a submodule may be reached by iterating, without its name.
-            attribute = name if value is None else None
-            self._read(f"{path}.{name}", registry, path, name, value, attribute)
-
-    def _walk_object(self, path: str, value: Any) -> None:
-        attributes = vars(value)
-        self._hold(path, attributes)
-        for name, attribute in list(attributes.items()):
-            self._read(f"{path}.{name}", attributes, path, name, attribute, name)
-
-    def _walk_sequence(self, path: str, value: list[Any] | tuple[Any, ...]) -> None:
-        self._hold(path, value)
-        for index, item in enumerate(value):
-            self._read(f"{path}[{index}]", value, path, index, item, None)
-
-    def _walk_dict(self, path: str, value: dict[Any, Any]) -> None:
-        self._hold(path, value)
-        for key, item in list(value.items()):
-            self._read(f"{path}[{key!r}]", value, path, key, item, None)
-
-    def _walk_function(self, path: str, function: FunctionType) -> None:
-        for name, cell in zip(
-            function.__code__.co_freevars, function.__closure__ or (), strict=True
-        ):
-            self._walk_cell(path, name, cell)
-        self._walk(f"{path}.__defaults__", function.__defaults__)
-        self._walk(f"{path}.__kwdefaults__", function.__kwdefaults__)
-        self.add_globals(function.__globals__, _nested(function.__code__))
-
-    def _walk_cell(self, path: str, name: str, cell: CellType) -> None:
-        try:
-            value = cell.cell_contents
-        except ValueError:
-            return
-        self._hold(path, cell)
-        self._read(name, cell, f"{path}_cell_{name}", None, value, None)
-
-    def _walk_method(self, path: str, method: MethodType) -> None:
-        self._walk(path, method.__self__)
-        self._walk(path, method.__func__)
-
-    def _walk_partial(self, path: str, partial: functools.partial[Any]) -> None:
-        self._walk(path, partial.func)
-        self._walk_sequence(f"{path}.args", partial.args)
-        self._walk_dict(f"{path}.keywords", partial.keywords)
+def _walk_module(reach: Reach, path: str, module: torch.nn.Module) -> None:
+    attributes = module.__dict__
+    reach.hold(path, attributes)
+    for name in ("_parameters", "_buffers", "_modules"):
+        _walk_registry(reach, path, attributes[name])
+    for name, value in list(attributes.items()):
+        if name not in _MODULE_INTERNALS:
+            reach.read(f"{path}.{name}", attributes, path, name, value, name)
 
 
-_MODULE_INTERNALS = frozenset(vars(torch.nn.Module()))  - {"training"}
+def _walk_registry(reach: Reach, path: str, registry: dict[str, Any]) -> None:
+    reach.hold(path, registry)
+    for name, value in list(registry.items()):
+        # A tensor or a submodule may be reached by iterating, without its name.
+        attribute = name if value is None else None
+        reach.read(f"{path}.{name}", registry, path, name, value, attribute)
 
 
-def _may_change(value: Any, is_library: bool) -> bool:
+def _walk_object(reach: Reach, path: str, value: Any) -> None:
+    attributes = vars(value)
+    reach.hold(path, attributes)
+    for name, attribute in list(attributes.items()):
+        reach.read(f"{path}.{name}", attributes, path, name, attribute, name)
+
+
+def _walk_sequence(reach: Reach, path: str, value: list[Any] | tuple[Any, ...]) -> None:
+    reach.hold(path, value)
+    for index, item in enumerate(value):
+        reach.read(f"{path}[{index}]", value, path, index, item, None)
+
+
+def _walk_dict(reach: Reach, path: str, value: dict[Any, Any]) -> None:
+    reach.hold(path, value)
+    for key, item in list(value.items()):
+        reach.read(f"{path}[{key!r}]", value, path, key, item, None)
+
+
+def _walk_function(reach: Reach, path: str, function: FunctionType) -> None:
+    if not is_user_file(function.__code__.co_filename):
+        return
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        _walk_cell(reach, path, name, cell)
+    reach.walk(f"{path}.__defaults__", function.__defaults__)
+    reach.walk(f"{path}.__kwdefaults__", function.__kwdefaults__)
+    reach.add_globals(function.__globals__, _nested(function.__code__))
+
+
+def _walk_cell(reach: Reach, path: str, name: str, cell: CellType) -> None:
+    try:
+        value = cell.cell_contents
+    except ValueError:
+        return
+    reach.hold(path, cell)
+    reach.read(name, cell, f"{path}_cell_{name}", None, value, None)
+
+
+def _walk_method(reach: Reach, path: str, method: MethodType) -> None:
+    reach.walk(path, method.__self__)
+    reach.walk(path, method.__func__)
+
+
+def _walk_partial(reach: Reach, path: str, partial: functools.partial[Any]) -> None:
+    reach.walk(path, partial.func)
+    _walk_sequence(reach, f"{path}.args", partial.args)
+    _walk_dict(reach, f"{path}.keywords", partial.keywords)
+
+
+_MODULE_INTERNALS = frozenset(vars(torch.nn.Module())) - {"training"}
+
+
+def _may_change(value: Any, *, is_library: bool) -> bool:
     """Whether a global is state rather than a definition: nobody rebinds what a library defines."""
     if isinstance(value, FunctionType):
         filename = value.__code__.co_filename
@@ -192,22 +203,23 @@ def _may_change(value: Any, is_library: bool) -> bool:
 
 
 def _walker_of(value: Any) -> Callable[[Reach, str, Any], None] | None:
-    if isinstance(value, torch.nn.Module):
-        return Reach._walk_module
-    if isinstance(value, (list, tuple, dict)):
-        walk = Reach._walk_dict if isinstance(value, dict) else Reach._walk_sequence
-        return walk if len(value) <= _LARGEST else None
-    for kind, walk in _BY_TYPE:
+    if isinstance(value, (list, tuple, dict)) and len(value) > _LARGEST:
+        return None
+    for kind, walk in _WALKERS.items():
         if isinstance(value, kind):
             return walk
-    return Reach._walk_object if _is_users(value) else None
+    return _walk_object if _is_users(value) else None
 
 
-_BY_TYPE: tuple[tuple[type, Callable[[Reach, str, Any], None]], ...] = (
-    (FunctionType, lambda reach, path, f: is_user_file(f.__code__.co_filename) and reach._walk_function(path, f)),
-    (MethodType, Reach._walk_method),
-    (functools.partial, Reach._walk_partial),
-)
+_WALKERS: dict[type, Callable[[Reach, str, Any], None]] = {
+    torch.nn.Module: _walk_module,
+    dict: _walk_dict,
+    list: _walk_sequence,
+    tuple: _walk_sequence,
+    FunctionType: _walk_function,
+    MethodType: _walk_method,
+    functools.partial: _walk_partial,
+}
 
 
 def _is_users(value: Any) -> bool:

@@ -10,7 +10,7 @@ import torch
 from torchbay._observe._ops import GATES, HIDDEN_READS, Gate, OpRecord, is_compared, record_of
 from torchbay._reason import Reason
 from torchbay._source import is_user_file, user_line
-from torchbay._torch_compat import ObservingDispatchMode, ObservingFunctionMode
+from torchbay._torch_compat import ObservingDispatchMode, ObservingFunctionMode, OpOverload
 
 __all__ = ["CodeRecorder", "FunctionRecorder", "OpRecorder"]
 
@@ -25,13 +25,17 @@ class OpRecorder(ObservingDispatchMode):
         self.obstacles: list[Reason] = []
 
     def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         result = func(*args, **(kwargs or {}))
         where = user_line()
         if func in GATES:
             self.gates.append(Gate(str(func), result, where))
-        elif not isinstance(func, torch._ops.OpOverload):
+        elif not isinstance(func, OpOverload):
             self.obstacles.append(Reason(f"{func} is a higher-order operator", where))
         elif is_compared(func):
             self.ops.append(record_of(func, result, where))
@@ -46,7 +50,11 @@ class FunctionRecorder(ObservingFunctionMode):
         self._recorder = recorder
 
     def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         result = func(*args, **(kwargs or {}))
         if func is torch.Tensor.tolist:
@@ -63,7 +71,7 @@ class CodeRecorder:
         self.codes: set[CodeType] = set()
         self.user_codes: dict[CodeType, dict[str, Any]] = {}
 
-    def __call__(self, frame: FrameType, event: str, argument: object) -> None:
+    def __call__(self, frame: FrameType, event: str, _argument: object) -> None:
         code = frame.f_code
         if event != "call" or code in self.codes or code.co_name == "<module>":
             return

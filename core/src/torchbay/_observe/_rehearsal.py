@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from torchbay._torch_compat import ObservingDispatchMode
+from torchbay._torch_compat import ObservingDispatchMode, storage_id, writes_of
 
 __all__ = ["WriteUndo", "unmoved_generators"]
 
@@ -21,19 +21,22 @@ class WriteUndo(ObservingDispatchMode):
         self._copies: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        if isinstance(func, torch._ops.OpOverload) and func._schema.is_mutable:
-            for tensor in _written(func, args, kwargs or {}):
-                self._keep(tensor)
+        for tensor in _written(func, args, kwargs or {}):
+            self._keep(tensor)
         return func(*args, **(kwargs or {}))
 
     def _keep(self, tensor: torch.Tensor) -> None:
-        storage = tensor.untyped_storage()
-        if storage._cdata not in self._copies:
+        if (key := storage_id(tensor)) not in self._copies:
             # A view of the whole storage: other views of it may be written later.
+            storage = tensor.untyped_storage()
             whole = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage)
-            self._copies[storage._cdata] = (whole, whole.clone())
+            self._copies[key] = (whole, whole.clone())
 
     def undo(self) -> None:
         """Put back what every storage held when it was first written."""
@@ -44,10 +47,8 @@ class WriteUndo(ObservingDispatchMode):
 
 def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[torch.Tensor]:
     """Yield the tensors an operator's schema says it writes."""
-    for position, argument in enumerate(func._schema.arguments):
-        if argument.alias_info is None or not argument.alias_info.is_write:
-            continue
-        value = args[position] if position < len(args) else kwargs.get(argument.name)
+    for position, name in writes_of(func):
+        value = args[position] if position < len(args) else kwargs.get(name)
         for tensor in value if isinstance(value, (list, tuple)) else (value,):
             if isinstance(tensor, torch.Tensor) and tensor.layout is torch.strided:
                 yield tensor

@@ -8,7 +8,7 @@ from typing import Any
 import attrs
 import torch
 
-from torchbay._call import Call
+from torchbay._call import Call, Item, Place
 from torchbay._observe import Gate, Observation, Reading, Snapshot
 from torchbay._reason import CannotServe
 from torchbay._source import Names, is_user_file
@@ -28,13 +28,13 @@ class Input:
     """One input of the graph: a tensor, and every place the program has it from."""
 
     tensor: torch.Tensor
-    places: tuple[Any, ...]
+    places: tuple[Item | Reading, ...]
     is_state: bool
 
     @property
     def path(self) -> str:
         """How a user would write it."""
-        return str(self.places[0].path)
+        return self.places[0].path
 
 
 @attrs.frozen(eq=False)
@@ -124,8 +124,9 @@ def _traced(
 
 def _inputs_of(call: Call, readings: tuple[Reading, ...]) -> list[Input]:
     state = [reading for reading in readings if isinstance(reading.value, torch.Tensor)]
-    places: dict[int, list[Any]] = {}
-    for place in (*state, *call.tensors):
+    places: dict[int, list[Item | Reading]] = {}
+    found: list[Item | Reading] = [*state, *call.tensors]
+    for place in found:
         places.setdefault(id(place.value), []).append(place)
     for group in places.values():
         _refuse_subclass(group[0])
@@ -135,7 +136,7 @@ def _inputs_of(call: Call, readings: tuple[Reading, ...]) -> list[Input]:
     ]
 
 
-def _refuse_subclass(place: Any) -> None:
+def _refuse_subclass(place: Place) -> None:
     if type(place.value) not in _PLAIN_TENSORS:
         kind = f"{type(place.value).__module__}.{type(place.value).__qualname__}"
         raise CannotServe(f"{place.path} is a tensor subclass, {kind}")
@@ -153,7 +154,8 @@ def _brief(error: Exception) -> str:
 
 def _line_of(error: Exception) -> str:
     return next(
-        (f"{name}:{line}" for name, line in reversed(list(_frames(error))) if is_user_file(name)), ""
+        (f"{name}:{line}" for name, line in reversed(list(_frames(error))) if is_user_file(name)),
+        "",
     )
 
 
@@ -162,4 +164,3 @@ def _frames(error: BaseException) -> Iterator[tuple[str, int]]:
     while traceback is not None:
         yield traceback.tb_frame.f_code.co_filename, traceback.tb_lineno
         traceback = traceback.tb_next
-

@@ -32,7 +32,9 @@ def _same(first: OpRecord, second: OpRecord) -> bool:
         first.name == second.name
         and len(first.outputs) == len(second.outputs)
         and all(
-            dtype == other_dtype and len(sizes) == len(other_sizes) and _sizes_agree(sizes, other_sizes)
+            dtype == other_dtype
+            and len(sizes) == len(other_sizes)
+            and _sizes_agree(sizes, other_sizes)
             for (dtype, sizes), (other_dtype, other_sizes) in zip(
                 first.outputs, second.outputs, strict=True
             )

@@ -12,6 +12,7 @@ __all__ = ["reveal_hidden_writes"]
 aten = torch.ops.aten
 
 _BATCH_NORMS = (aten.native_batch_norm.default, aten.cudnn_batch_norm.default)
+_HONEST = aten._native_batch_norm_legit.default  # noqa: SLF001 - an operator's name
 _REFUSED = (
     aten.miopen_batch_norm.default,
     aten.batch_norm_gather_stats.default,
@@ -46,7 +47,7 @@ def _replace(module: GraphModule, node: Node) -> None:
         if user.args[1] not in (0, 1, 2):
             raise CannotServe(f"{node.target} is used for more than its result and statistics")
     with module.graph.inserting_before(node):
-        legit = module.graph.call_function(aten._native_batch_norm_legit.default, node.args[:8])
+        legit = module.graph.call_function(_HONEST, node.args[:8])
     legit.meta.update(node.meta)
     legit.meta["val"] = tuple(node.meta["val"][:3])
     node.replace_all_uses_with(legit)

@@ -38,7 +38,11 @@ class Substitution(ObservingFunctionMode):
         self._answers = answers
 
     def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         args = substitute(args, self._inputs)
         if func is torch.Tensor.tolist:
@@ -101,7 +105,11 @@ class OpTracer(ObservingDispatchMode):
         self.ops: list[OpRecord] = []
 
     def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         set_node_stack(user_stack_entry())
         if func not in _LIFTS:

@@ -60,7 +60,9 @@ class ResultReader:
 
     def _plain(self, observed: Any, traced: Any, path: str) -> str:
         if not same_value(observed, traced):
-            raise CannotServe(f"{path} is {observed!r} in one run of the call, {traced!r} in another")
+            raise CannotServe(
+                f"{path} is {observed!r} in one run of the call, {traced!r} in another"
+            )
         is_literal = type(observed) in (int, str, bool, type(None))
         return repr(observed) if is_literal else self._names.of(observed, path)
 

@@ -32,14 +32,18 @@ diff     a repeated call's embeddings against eager's, as is the cosine"""
 
 def as_text(rows: Sequence[Measurement], calls: int) -> Group:
     """Return the table, then what is wrong, then what the numbers mean."""
-    problems = [
+    query = Text.assemble("query: ", (QUERY, "bold"))
+    meaning = Text(MEANING.format(calls=calls), style="dim")
+    return Group(query, "", _table(rows), "", *_problems(rows), meaning)
+
+
+def _problems(rows: Sequence[Measurement]) -> list[Text]:
+    lines = [
         Text.assemble((row.backend, "bold red"), f": {problem}")
         for row in rows
         for problem in row.problems
     ]
-    query = Text.assemble("query: ", (QUERY, "bold"))
-    meaning = Text(MEANING.format(calls=calls), style="dim")
-    return Group(query, "", _table(rows), "", *problems, meaning)
+    return [*lines, Text()] if lines else []
 
 
 def _table(rows: Sequence[Measurement]) -> Table:
