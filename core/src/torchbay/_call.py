@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from types import MethodType
 from typing import Any, Protocol
 
 import attrs
@@ -125,6 +126,16 @@ class _Reader:
             place = self._places.setdefault(id(value), len(self._places))
             self.tensors.append(item)
             return f"leaves[{place}]"
+        if type(value) is set and is_plain(frozen := frozenset(value)):
+            self.values.append(Item(item.path, f"type({item.access})", set))
+            self.values.append(Item(item.path, f"frozenset({item.access})", frozen))
+            return f"set({self.names.of(frozen, item.path)})"
+        if isinstance(value, MethodType):
+            # Made anew whenever it is looked up; what it binds is not.
+            for part in ("__self__", "__func__"):
+                access = f"getattr({item.access}, {part!r}, None)"
+                self.objects.append(Item(f"{item.path}.{part}", access, getattr(value, part)))
+            return self.names.of(value, item.path)
         if (container := take_apart(value)) is None:
             (self.values if is_plain(value) else self.objects).append(item)
             return self.names.of(value, item.path)

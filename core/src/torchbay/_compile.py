@@ -14,6 +14,7 @@ import time
 import warnings
 import weakref
 from collections.abc import Callable, Mapping
+from types import CodeType
 from typing import Any
 
 import torch
@@ -69,6 +70,7 @@ class Dispatcher:
         self._builds = 0
         self._effects = EffectHistory()
         self._warned: set[str] = set()
+        self._codes: dict[CodeType, dict[str, Any]] = {}
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Serve one call."""
@@ -109,17 +111,18 @@ class Dispatcher:
         options = read_options(backend, self.settings.mode, self.settings.options)
         group = self._group_of(args, kwargs)
         if (limit := self._limit(group)) is not None:
-            return self._past_limit(limit, args, kwargs)
+            return self._past_limit(limit, args, kwargs) if run is observe else None
         try:
             call = Call.of(self.function, args, kwargs)
         except CannotServe as refusal:
             return self._unguarded(refusal.reason, args, kwargs)
-        reach = Reach.of(call)
+        reach = Reach.of(call, self._codes)
         self._refuse_unusable(call, reach)
         reasons = self._recompile_reasons(args, kwargs)
         import_tracer()
         observation = run(call, reach)
         self.eager_calls += 1
+        self._codes |= observation.codes
         entry: Entry | None
         try:
             entry = self._specialize(call, observation, backend, options)
@@ -139,7 +142,7 @@ class Dispatcher:
         Returns None if there is nothing to add: another thread was first, or a change to Python
         state has yet to show whether it happens on every call.
         """
-        _refuse_obstacles(observation)
+        _refuse_obstacles(call, observation)
         if not self._effects.is_settled(observation.changes):
             return None
         with _compiling:
@@ -148,7 +151,7 @@ class Dispatcher:
             started = time.perf_counter()
             captured = trace(call, observation)
             lowered, executable, maker = self._compiled(captured, backend, options)
-            guards = guards_of_graph(call, observation.readings, captured.inputs, lowered.written)
+            guards = guards_of_graph(call, observation, captured.inputs, lowered.written)
             made = specialization(guards, captured, lowered, executable, maker.name)
             made.compile_seconds = time.perf_counter() - started
             return made
@@ -280,15 +283,18 @@ def _not_served(name: str, reason: Reason, result: Any) -> NotServed:
     return error
 
 
-def _refuse_obstacles(observation: Observation) -> None:
+def _refuse_obstacles(call: Call, observation: Observation) -> None:
     """Raise CannotServe if the call did something that no graph can do."""
     for obstacle in observation.obstacles:
         raise CannotServe(obstacle.what, where=obstacle.where, remedy=obstacle.remedy)
-    inputs = {id(reading.value) for reading in observation.reach.tensors()}
-    if torch.is_grad_enabled():
-        for tensor in tensors_in(observation.result):
-            if tensor.requires_grad and id(tensor) not in inputs:
-                raise CannotServe(
-                    "its result needs gradients, and training is not served from a graph yet",
-                    remedy="Call it under torch.no_grad() or torch.inference_mode() for inference",
-                )
+    inputs = {id(place.value) for place in (*call.tensors, *observation.reach.tensors())}
+    for tensor in tensors_in(observation.result):
+        if id(tensor) in inputs:
+            continue
+        if tensor.requires_grad:
+            raise CannotServe(
+                "its result needs gradients, and training is not served from a graph yet",
+                remedy="Call it under torch.no_grad() or torch.inference_mode() for inference",
+            )
+        if type(tensor) is not torch.Tensor:
+            raise CannotServe(f"its result is a new {type(tensor).__qualname__}")

@@ -50,7 +50,7 @@ class CompiledFunction:
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         """Bind to an instance; each has specializations and a budget of its own."""
-        if instance is None:
+        if instance is None or not hasattr(type(self._original), "__get__"):
             return self
         return _BoundFunction(self, instance)
 

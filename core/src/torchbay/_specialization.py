@@ -107,7 +107,7 @@ def specialization(
         backend=backend,
         source=source,
         run=run,
-        gates=tuple(f"{gate.reader} == {gate.value!r} at {gate.where}" for gate in trace.gates),
+        gates=tuple(map(str, trace.gates)),
     )
 
 

@@ -41,18 +41,18 @@ _BY_IDENTITY = (
     type,
 )
 _BY_EQUALITY = (int, str, bytes, torch.device, torch.Size)
+_PLAIN = frozenset({*_BY_IDENTITY, *_BY_EQUALITY, float, complex, range})
+_DEEPEST = 64
 
 
-def is_plain(value: object) -> bool:
+def is_plain(value: object, depth: int = 0) -> bool:
     """Whether a value is compared by type and value wherever it stands."""
     kind = type(value)
-    if kind in (tuple, frozenset):
-        return all(is_plain(item) for item in value)  # type: ignore[attr-defined]
-    if kind is slice:
-        return is_plain((value.start, value.stop, value.step))  # type: ignore[attr-defined]
-    return kind in (*_BY_IDENTITY, *_BY_EQUALITY, float, complex, range) or isinstance(
-        value, (enum.Enum, type)
-    )
+    if isinstance(value, (tuple, frozenset)) and kind in (tuple, frozenset):
+        return depth < _DEEPEST and all(is_plain(item, depth + 1) for item in value)
+    if isinstance(value, slice):
+        return all(map(is_plain, (value.start, value.stop, value.step)))
+    return kind in _PLAIN or isinstance(value, (enum.Enum, type))
 
 
 def same_value(left: object, right: object) -> bool:
@@ -191,7 +191,7 @@ def take_apart(value: Any, *, fresh: bool = False) -> Container | None:
         labels = getattr(kind, "_fields", None)
         dotted = [f".{n}" for n in labels] if labels else [f"[{i}]" for i in range(len(value))]
         return Container(value, tuple(dotted), tuple(value))
-    if isinstance(value, dict) and _is_known_mapping(kind):
+    if isinstance(value, dict) and _is_known_mapping(kind) and all(map(is_plain, value)):
         return Container(
             value, tuple(f"[{key!r}]" for key in value), tuple(value.values()), tuple(value)
         )
@@ -250,6 +250,3 @@ def tensors_in(value: Any, depth: int = 0) -> Iterator[torch.Tensor]:
     elif depth < _DEEPEST and (container := take_apart(value, fresh=True)) is not None:
         for child in container.children:
             yield from tensors_in(child, depth + 1)
-
-
-_DEEPEST = 64

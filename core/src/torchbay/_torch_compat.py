@@ -9,6 +9,7 @@ import contextlib
 import functools
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from types import CodeType
 from typing import Any
 
 import torch
@@ -25,17 +26,22 @@ __all__ = [
     "ambient_state_guard",
     "compiler_flag",
     "fake_tensor_mode",
+    "fake_tolist",
     "functionalized",
+    "global_module_hooks",
     "import_tracer",
+    "is_dynamo_entry",
     "is_fake",
     "is_inside_trace",
     "is_transformed",
+    "leave_mode",
     "only_default_device_modes",
     "plain_execution",
     "pytree_node",
     "set_node_stack",
     "storage_id",
     "tensor_guard",
+    "suspend_compiler_flag",
     "to_fake",
     "trace_to_graph",
     "writes_of",
@@ -43,6 +49,16 @@ __all__ = [
 
 
 OpOverload = torch._ops.OpOverload
+
+_GLOBAL_HOOKS = (
+    torch.nn.modules.module._global_forward_hooks,
+    torch.nn.modules.module._global_forward_pre_hooks,
+)
+
+
+def global_module_hooks() -> tuple[dict[int, Any], ...]:
+    """Return the hooks that run around every module, the same tuple every time."""
+    return _GLOBAL_HOOKS
 
 
 class ObservingDispatchMode(TorchDispatchMode):
@@ -52,6 +68,41 @@ class ObservingDispatchMode(TorchDispatchMode):
 
 
 ObservingFunctionMode = TorchFunctionMode
+
+
+def is_dynamo_entry(code: CodeType) -> bool:
+    """Whether code is where something under torch.compile, or a ``torch.cond``, is entered."""
+    return code.co_name == "compile_wrapper" and code.co_filename.endswith("_dynamo/eval_frame.py")
+
+
+def leave_mode(mode: TorchDispatchMode) -> None:
+    """Take a dispatch mode off the stack wherever it stands, for the rest of its ``with`` block."""
+    from torch.utils import _python_dispatch as stack
+
+    above: list[TorchDispatchMode] = []
+    while stack._get_current_dispatch_mode_stack():
+        if (top := stack._pop_mode()) is mode:
+            break
+        above.append(top)
+    for other in reversed(above):
+        stack._push_mode(other)
+
+
+@contextlib.contextmanager
+def fake_tolist(answer: Callable[[torch.Tensor], Any]) -> Iterator[None]:
+    """Answer ``tolist()`` of fake tensors, which is no operator and has no data to return."""
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    def tolist(self: torch.Tensor) -> Any:
+        return answer(self)
+
+    before = FakeTensor.tolist
+    FakeTensor.tolist = tolist
+    try:
+        yield
+    finally:
+        FakeTensor.tolist = before
+
 
 _dispatch_modes = torch._C._len_torch_dispatch_stack
 _functorch_level = torch._C._functorch.peek_interpreter_stack
@@ -107,6 +158,7 @@ def tensor_guard(tensors: Sequence[torch.Tensor]) -> Callable[..., bool]:
 _flag_lock = threading.Lock()
 _flag_users = 0
 _flag_before = False
+_fast_path_before = True
 
 
 @contextlib.contextmanager
@@ -114,14 +166,18 @@ def compiler_flag() -> Iterator[None]:
     """Make ``torch.compiler.is_compiling()`` true, as it is under torch.compile and torch.export.
 
     Libraries then take the path they keep for compilers in the observed run and in the trace
-    alike. The flag is one per process: it is counted, and restored when its last user leaves.
+    alike. So do PyTorch's transformer layers, which otherwise run one fused operator in eager and
+    another sequence under make_fx. Both flags are one per process: they are counted, and restored
+    when their last user leaves.
     """
-    global _flag_before, _flag_users
+    global _fast_path_before, _flag_before, _flag_users
     with _flag_lock:
         if _flag_users == 0:
             _flag_before = torch.compiler._is_compiling_flag
+            _fast_path_before = torch.backends.mha.get_fastpath_enabled()
         _flag_users += 1
         torch.compiler._is_compiling_flag = True
+        torch.backends.mha.set_fastpath_enabled(False)
     try:
         yield
     finally:
@@ -129,6 +185,13 @@ def compiler_flag() -> Iterator[None]:
             _flag_users -= 1
             if _flag_users == 0:
                 torch.compiler._is_compiling_flag = _flag_before
+                torch.backends.mha.set_fastpath_enabled(_fast_path_before)
+
+
+def suspend_compiler_flag() -> None:
+    """Take the path for compilers back until `compiler_flag` ends."""
+    torch.compiler._is_compiling_flag = _flag_before
+    torch.backends.mha.set_fastpath_enabled(_fast_path_before)
 
 
 @contextlib.contextmanager

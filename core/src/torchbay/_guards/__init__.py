@@ -11,6 +11,7 @@ from torchbay._call import Call, Item
 from torchbay._guards._emit import GuardFunction, compile_source, emit
 from torchbay._guards._kinds import (
     ContainerGuard,
+    EnvironmentGuard,
     Guard,
     IdentityGuard,
     Mismatch,
@@ -18,11 +19,12 @@ from torchbay._guards._kinds import (
     ObjectGuard,
     SameTensorGuard,
     ShapeOfCallGuard,
+    SizesGuard,
     TensorGuard,
     ValueGuard,
     tensor_facts,
 )
-from torchbay._observe import Reading
+from torchbay._observe import Holder, Observation, Reading
 from torchbay._source import Names
 from torchbay._structure import is_plain, key_source
 from torchbay._torch_compat import tensor_guard
@@ -39,13 +41,24 @@ __all__ = [
 
 
 def guards_of_graph(
-    call: Call, readings: Sequence[Reading], inputs: Sequence[Input], written: Sequence[int]
+    call: Call, observation: Observation, inputs: Sequence[Input], written: Sequence[int]
 ) -> GuardFunction:
     """Guard everything a graph relied on: the call, the Python values read, the tensors."""
+    read = [EnvironmentGuard(name, value) for name, value in observation.environment.items()]
+    return _emitted(call, observation.watched, read, inputs, written)
+
+
+def _emitted(
+    call: Call,
+    watched: Sequence[Holder],
+    read: Sequence[Guard],
+    inputs: Sequence[Input],
+    written: Sequence[int],
+) -> GuardFunction:
     names = _names()
     sources = _Sources(names)
     tensors = [_tensor_guard(sources.access(entry.places[0]), entry) for entry in inputs]
-    before = [*_call_guards(call), *_reading_guards(readings, sources)]
+    before = [*_call_guards(call), *_watch_guards(watched, sources), *read]
     after = [*_ties(inputs, sources), *_overlap(inputs, tensors, written)]
     return emit(before, list(zip(tensors, (e.tensor for e in inputs), strict=True)), after, names)
 
@@ -54,11 +67,11 @@ def guards_of_call(call: Call) -> GuardFunction:
     """Guard only what was passed: for a call that is served without a graph."""
     unique = {id(item.value): item for item in call.tensors}
     inputs = [Input(item.value, (item,), is_state=False) for item in unique.values()]
-    return guards_of_graph(call, (), inputs, ())
+    return _emitted(call, (), (), inputs, ())
 
 
 def _names() -> Names:
-    return Names("args", "kwargs", "match", "ambient_state_is_unchanged", "are_alike", "EmptyCell")
+    return Names("args", "kwargs", "inputs", "match", "ambient_state_is_unchanged", "are_alike", "EmptyCell")
 
 
 class _Sources:
@@ -87,15 +100,33 @@ def _call_guards(call: Call) -> Iterable[Guard]:
         yield ObjectGuard.of(item.path, item.access, item.value)
 
 
-def _reading_guards(readings: Sequence[Reading], sources: _Sources) -> Iterable[Guard]:
-    for reading in readings:
-        if isinstance(reading.value, torch.Tensor):
-            continue
-        access = sources.access(reading)
-        if is_plain(reading.value):
-            yield ValueGuard(reading.path, access, reading.value)
-        else:
-            yield IdentityGuard(reading.path, access, reading.value)
+def _watch_guards(watched: Sequence[Holder], sources: _Sources) -> Iterable[Guard]:
+    for holder in watched:
+        # What a tuple holds cannot change.
+        if not isinstance(holder.container, tuple):
+            for reading in holder.readings:
+                yield from _reading_guards(reading, sources.access(reading))
+    sized = [(h.path, h.container) for h in watched if _can_grow(h)]
+    for group in ([s for s in sized if not s[1]], [s for s in sized if s[1]]):
+        if group:
+            yield SizesGuard.of(group)
+
+
+def _can_grow(holder: Holder) -> bool:
+    return holder.is_whole and isinstance(holder.container, (dict, list))
+
+
+def _reading_guards(reading: Reading, access: str) -> Iterable[Guard]:
+    value = reading.value
+    if isinstance(value, torch.Tensor):
+        return
+    if isinstance(value, set):
+        yield ValueGuard(reading.path, f"type({access})", set)
+        yield ValueGuard(reading.path, f"frozenset({access})", frozenset(value))
+    elif is_plain(value):
+        yield ValueGuard(reading.path, access, value)
+    else:
+        yield IdentityGuard(reading.path, access, value)
 
 
 def _tensor_guard(access: str, entry: Input) -> TensorGuard:

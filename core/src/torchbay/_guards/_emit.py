@@ -57,14 +57,10 @@ def emit(
         names: The names that the guards' expressions use.
     """
     names.values |= _checks([tensor for _, tensor in tensors])
-    locals_ = [names.fresh(guard.path) for guard, _ in tensors]
-    body = [*_refusals([guard.source(names) for guard in before])]
-    body += [f"{name} = {guard.access}" for name, (guard, _) in zip(locals_, tensors, strict=True)]
-    tests = [f"are_alike({', '.join(locals_)})"] if tensors else []
-    body += _refusals(tests)
-    body += [f"# {name}: {guard.facts}" for name, (guard, _) in zip(locals_, tensors, strict=True)]
+    body = _refusals([guard.source(names) for guard in before])
+    body += _input_list([guard for guard, _ in tensors])
     body += _refusals([guard.source(names) for guard in after])
-    body.append(f"return [{', '.join(locals_)}]")
+    body.append("return inputs")
     source = "\n".join(
         [
             "def match(args, kwargs):",
@@ -80,6 +76,14 @@ def emit(
     function = compile_source(source, "match", names.values)
     guards = (*before, AmbientGuard(), *(guard for guard, _ in tensors), *after)
     return GuardFunction(guards, source, function, names.values)
+
+
+def _input_list(guards: Sequence[TensorGuard]) -> list[str]:
+    """Return lines that collect the inputs and check them all at once."""
+    if not guards:
+        return ["inputs = []"]
+    rows = [f"{_INDENT}{guard.access},  # {guard.path}: {guard.facts}" for guard in guards]
+    return ["inputs = [", *rows, "]", *_refusals(["are_alike(*inputs)"])]
 
 
 def _checks(tensors: Sequence[torch.Tensor]) -> dict[str, Any]:

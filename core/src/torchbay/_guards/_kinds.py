@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
@@ -16,6 +17,7 @@ from torchbay._torch_compat import only_default_device_modes
 __all__ = [
     "AmbientGuard",
     "ContainerGuard",
+    "EnvironmentGuard",
     "Guard",
     "IdentityGuard",
     "Mismatch",
@@ -23,6 +25,7 @@ __all__ = [
     "ObjectGuard",
     "SameTensorGuard",
     "ShapeOfCallGuard",
+    "SizesGuard",
     "TensorGuard",
     "ValueGuard",
     "ambient_values",
@@ -190,6 +193,58 @@ class IdentityGuard:
 
 def _address(value: object) -> str:
     return f"{type(value).__qualname__} at {id(value):#x}"
+
+
+@attrs.frozen
+class EnvironmentGuard:
+    """An environment variable has the value it had, or is not set either."""
+
+    name: str
+    value: str | None
+
+    @property
+    def path(self) -> str:
+        return f"os.environ[{self.name!r}]"
+
+    def source(self, names: Names) -> str:
+        # The dict behind os.environ: a tenth of the cost.
+        variables = names.of(vars(os.environ)["_data"], "environment")
+        expected = None if self.value is None else os.fsencode(self.value)
+        return f"{variables}.get({os.fsencode(self.name)!r}) == {expected!r}"
+
+    def mismatch(self, variables: Mapping[str, Any]) -> Mismatch | None:
+        del variables
+        seen = os.environ.get(self.name)
+        return None if seen == self.value else Mismatch(self.path, repr(self.value), repr(seen))
+
+
+@attrs.frozen(eq=False)
+class SizesGuard:
+    """Containers hold as many things as they did, so that nothing new is there to be read."""
+
+    containers: tuple[Any, ...]
+    paths: tuple[str, ...]
+    sizes: tuple[int, ...]
+    path: str = "containers"
+
+    @classmethod
+    def of(cls, named: Sequence[tuple[str, Any]]) -> SizesGuard:
+        """Guard the number of elements of each of these containers."""
+        containers = tuple(container for _, container in named)
+        return cls(containers, tuple(path for path, _ in named), tuple(map(len, containers)))
+
+    def source(self, names: Names) -> str:
+        if not any(self.sizes):
+            return f"not any({names.of(self.containers, 'empty_containers')})"
+        containers = names.of(self.containers, "containers")
+        return f"(*map(len, {containers}),) == {names.of(self.sizes, 'container_sizes')}"
+
+    def mismatch(self, variables: Mapping[str, Any]) -> Mismatch | None:
+        del variables
+        for path, size, container in zip(self.paths, self.sizes, self.containers, strict=True):
+            if len(container) != size:
+                return Mismatch(f"len({path})", str(size), str(len(container)))
+        return None
 
 
 @attrs.frozen(eq=False)

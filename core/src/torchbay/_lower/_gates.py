@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
-from typing import Any
-
 import torch
 from torch.fx import GraphModule, Node
 
@@ -16,19 +13,13 @@ from torchbay._structure import same_value
 
 __all__ = ["GateMiss", "gate_graph"]
 
-_READERS: dict[str, Callable[..., Any]] = {
-    "aten.equal.default": torch.equal,
-    "aten.is_nonzero.default": torch.is_nonzero,
-}
-
-
 class GateMiss(Exception):
     """A data-dependent read came out otherwise than when the graph was captured."""
 
     def __init__(self, gate: Gate, seen: object) -> None:
         self.gate = gate
         self.seen = seen
-        super().__init__(f"gate at {gate.where} was {gate.value!r} and is {seen!r}")
+        super().__init__(f"compiled for {gate}, seen {seen!r}")
 
 
 class _Check(torch.nn.Module):
@@ -39,13 +30,9 @@ class _Check(torch.nn.Module):
         self._gate = gate
 
     def forward(self, *tensors: torch.Tensor) -> None:
-        gate = self._gate
-        if gate.reader in _READERS:
-            seen = _READERS[gate.reader](*tensors)
-        else:
-            seen = tensors[0].tolist() if gate.reader == "tolist" else tensors[0].item()
-        if not same_value(seen, gate.value):
-            raise GateMiss(gate, seen)
+        seen = self._gate.read(*tensors)
+        if not same_value(seen, self._gate.value):
+            raise GateMiss(self._gate, seen)
 
 
 def gate_graph(

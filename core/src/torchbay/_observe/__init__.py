@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import dis
+import random
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from types import CodeType
 from typing import Any
 
 import attrs
@@ -12,24 +15,31 @@ import torch
 
 from torchbay._call import Call, Place
 from torchbay._observe._effects import EffectHistory
-from torchbay._observe._ops import Gate, OpRecord
-from torchbay._observe._reach import Reach, Reading
-from torchbay._observe._recorder import CodeRecorder, FunctionRecorder, OpRecorder
+from torchbay._observe._ops import GATES, LIFTS, Gate, OpRecord, is_compared, record_of
+from torchbay._observe._profile import ProfileRecorder, profiled
+from torchbay._observe._reach import Holder, Reach, Reading, is_unwatchable
+from torchbay._observe._recorder import OpRecorder
 from torchbay._observe._rehearsal import WriteUndo, unmoved_generators
-from torchbay._observe._snapshot import Change, Snapshot
-from torchbay._reason import Reason
+from torchbay._observe._snapshot import Change, Snapshot, is_same
+from torchbay._reason import CannotServe, Reason
 from torchbay._torch_compat import compiler_flag
 
 __all__ = [
+    "GATES",
+    "LIFTS",
     "Change",
     "EffectHistory",
     "Gate",
+    "Holder",
     "Observation",
     "OpRecord",
     "Reach",
     "Reading",
     "Snapshot",
+    "is_compared",
     "observe",
+    "python_randomness_kept",
+    "record_of",
     "rehearse",
     "unmoved_generators",
 ]
@@ -43,43 +53,53 @@ class Observation:
         result: What the call returned; the caller gets this very object.
         ops: Operators in the order they were dispatched.
         gates: Data-dependent reads in the order they happened.
-        readings: The Python values the code that ran could read.
+        watched: What the code that ran could read, in the containers that hold it.
         reach: Everything that was reached, whether code could name it or not.
-        changes: Python state that differs from before the call.
+        changes: State outside the call's tensors that differs from before the call.
         obstacles: Why the call can never be in a graph, if it cannot.
+        codes: A user's code that ran, with its globals.
+        environment: The environment variables that were read, with their values.
     """
 
     result: Any
     ops: tuple[OpRecord, ...]
     gates: tuple[Gate, ...]
-    readings: tuple[Reading, ...]
+    watched: tuple[Holder, ...]
     reach: Reach
     changes: tuple[Change, ...]
     obstacles: tuple[Reason, ...]
+    codes: Mapping[CodeType, dict[str, Any]]
+    environment: Mapping[str, str | None]
+
+    @property
+    def readings(self) -> Iterator[Reading]:
+        """The Python values the code that ran could read."""
+        return (reading for holder in self.watched for reading in holder.readings)
 
 
 def observe(call: Call, reach: Reach) -> Observation:
     """Run a call and record it. Whatever the call raises passes through untouched."""
-    snapshot = Snapshot(reach)
-    before = _Tensors(call, reach)
-    seed = torch.initial_seed()
-    recorder, codes = OpRecorder(), CodeRecorder()
-    with compiler_flag(), recorder, FunctionRecorder(recorder), _profile(codes):
+    snapshot, tensors, randomness = Snapshot(reach), _Tensors(call, reach), _python_randomness()
+    recorder = OpRecorder()
+    profile = ProfileRecorder(recorder.gates, recorder.leave)
+    with compiler_flag(), recorder, profiled(profile):
         result = call.function(*call.args, **call.kwargs)
-    changes = snapshot.changes() + _argument_changes(call)
-    for code, variables in codes.user_codes.items():
-        reach.add_globals(variables, [code])
-    obstacles = [*recorder.obstacles, *before.obstacles()]
-    if torch.initial_seed() != seed:
-        obstacles.append(Reason("the call seeds the random generator"))
+    changes = [*snapshot.changes(), *_argument_changes(call), *profile.effects]
+    changes += [Change(late.path, None, None) for late in _late(reach, profile.user_codes)]
+    watched = tuple(reach.watched(profile.names()))
+    obstacles = [*recorder.obstacles, *profile.obstacles, *tensors.obstacles(), *_unwatched(watched)]
+    if _python_randomness() != randomness:
+        obstacles.append(Reason("the call draws random numbers of Python or NumPy"))
     return Observation(
         result,
         tuple(recorder.ops),
         tuple(recorder.gates),
-        tuple(reach.named(codes.names())),
+        watched,
         reach,
         tuple(changes),
         tuple(obstacles),
+        profile.user_codes,
+        profile.environment,
     )
 
 
@@ -87,66 +107,111 @@ def rehearse(call: Call, reach: Reach) -> Observation:
     """Observe a call, then undo what it wrote to tensors, Python state and random generators."""
     snapshot, undo = Snapshot(reach), WriteUndo()
     try:
-        with unmoved_generators(), undo:
+        with unmoved_generators(), python_randomness_kept(), undo:
             return observe(call, reach)
     finally:
         undo.undo()
         snapshot.restore()
 
 
+def _late(reach: Reach, codes: Mapping[CodeType, dict[str, Any]]) -> list[Reading]:
+    """Return globals found only after the call that it may have changed: the next one decides."""
+    known = set(reach.holders)
+    found = reach.add_globals(codes)
+    reach.complete()
+    held = (holder for key, holder in reach.holders.items() if key not in known)
+    mutable = {id(holder.container) for holder in held if not isinstance(holder.container, tuple)}
+    stored = {name for code in codes for name in _stored_globals(code)}
+    return [r for r in found if id(r.value) in mutable or r.key in stored]
+
+
+def _stored_globals(code: CodeType) -> Iterator[str]:
+    names = ("STORE_GLOBAL", "DELETE_GLOBAL")
+    return (i.argval for i in dis.get_instructions(code) if i.opname in names)
+
+
+def _unwatched(watched: tuple[Holder, ...]) -> list[Reason]:
+    """Return the objects that could change without a guard or a snapshot seeing it."""
+    return [
+        Reason(
+            f"changes of {reading.path}, a {type(reading.value).__qualname__}, cannot be watched",
+            remedy="Use a list, a dict or a tensor",
+        )
+        for holder in watched
+        for reading in holder.readings
+        if is_unwatchable(reading.value)
+    ]
+
+
+def _python_randomness() -> tuple[Any, ...]:
+    numpy = sys.modules.get("numpy.random")
+    return random.getstate(), repr(numpy.get_state()) if numpy is not None else None
+
+
 @contextmanager
-def _profile(codes: CodeRecorder) -> Iterator[None]:
-    before = sys.getprofile()
-    sys.setprofile(codes)
+def python_randomness_kept() -> Iterator[None]:
+    """Leave the generators of Python and NumPy where they were."""
+    numpy = sys.modules.get("numpy.random")
+    before, numpy_before = random.getstate(), numpy.get_state() if numpy is not None else None
     try:
         yield
     finally:
-        if before is None or callable(before):
-            sys.setprofile(before)
-        else:
-            # A profiler written in C, such as cProfile, installs itself.
-            before.enable()
+        random.setstate(before)
+        if numpy is not None:
+            numpy.set_state(numpy_before)
 
 
 class _Tensors:
-    """What a call's tensors are like before it: gradients, and metadata that guards compare."""
+    """What a call's tensors are like before it: gradients, memory, and what guards compare."""
 
     def __init__(self, call: Call, reach: Reach) -> None:
         places: list[Place] = [*call.tensors, *reach.tensors()]
-        self._before = [(p.path, p.value, _gradient(p.value), _metadata(p.value)) for p in places]
+        self._before = [(p.path, p.value, _facts(p.value)) for p in places]
+        # Kept, so that no other gradient gets the identity of one of these.
+        self._gradients = [p.value.grad for p in places if p.value.is_leaf]
 
     def obstacles(self) -> list[Reason]:
         """Return why a call that did this to its tensors cannot be in a graph."""
-        found = []
-        for path, tensor, gradient, metadata in self._before:
-            if _gradient(tensor) is not gradient:
-                found.append(Reason(f"the call writes a gradient onto {path}"))
-            if _metadata(tensor) != metadata:
-                found.append(
-                    Reason(f"the call changes the shape, dtype or gradient flag of {path}")
-                )
-        return found
+        return [
+            Reason(f"the call changes the {what} of {path}")
+            for path, tensor, before in self._before
+            for what, now in _facts(tensor).items()
+            if now != before[what]
+        ]
 
 
-def _gradient(tensor: torch.Tensor) -> torch.Tensor | None:
-    return tensor.grad if tensor.is_leaf and tensor.requires_grad else None
+def _facts(tensor: torch.Tensor) -> dict[str, Any]:
+    is_strided = tensor.layout is torch.strided
+    has_data = is_strided and not tensor.is_meta
+    return {
+        "gradient": id(tensor.grad) if tensor.is_leaf and tensor.requires_grad else None,
+        "shape": tuple(tensor.shape),
+        "strides": tensor.stride() if is_strided else None,
+        "dtype or device": (tensor.dtype, tensor.device),
+        "gradient flag": tensor.requires_grad,
+        "memory": _memory(tensor) if has_data else None,
+    }
 
 
-def _metadata(tensor: torch.Tensor) -> tuple[Any, ...]:
-    strides = tensor.stride() if tensor.layout is torch.strided else None
-    return tensor.dtype, tensor.device, tuple(tensor.shape), strides, tensor.requires_grad
+def _memory(tensor: torch.Tensor) -> int | None:
+    try:
+        return tensor.untyped_storage().data_ptr()
+    except (RuntimeError, NotImplementedError):
+        return None
 
 
 def _argument_changes(call: Call) -> list[Change]:
     """Return the containers among the arguments that no longer hold what was passed in them."""
-    again = Call.of(call.function, call.args, call.kwargs)
+    try:
+        again = Call.of(call.function, call.args, call.kwargs)
+    except CannotServe as refusal:
+        return [Change(refusal.reason.what, None, None)]
     before = [item for group in (call.tensors, call.values, call.objects) for item in group]
     after = [item for group in (again.tensors, again.values, again.objects) for item in group]
-    same_form = again.rebuild == call.rebuild and len(before) == len(after)
-    if not same_form:
-        return [Change("the arguments", None, None)]
+    if again.rebuild != call.rebuild or len(before) != len(after):
+        return [Change("what the arguments hold", None, None)]
     return [
         Change(old.path, old.value, new.value)
         for old, new in zip(before, after, strict=True)
-        if old.value is not new.value
+        if not is_same(old.value, new.value)
     ]

@@ -1,13 +1,16 @@
-"""Operators as both runs see them: what is compared, what is a gate, what cannot be in a graph."""
+"""Operators as both runs see them: what is compared, and what is a gate."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import attrs
 import torch
 
-__all__ = ["GATES", "HIDDEN_READS", "Gate", "OpRecord", "is_compared", "record_of"]
+from torchbay._structure import is_plain, same_value
+
+__all__ = ["GATES", "LIFTS", "Gate", "OpRecord", "is_compared", "record_of"]
 
 aten = torch.ops.aten
 
@@ -17,59 +20,94 @@ GATES = frozenset(
         aten.item.default,
         aten.is_nonzero.default,
         aten.equal.default,
+        aten.allclose.default,
     }
 )
 """Operators that turn tensor data into a Python value."""
 
-HIDDEN_READS = {
-    torch.Tensor.numpy: "numpy()",
-    torch.Tensor.__array__: "numpy conversion",
-    torch.Tensor.__repr__: "repr() of a tensor",
-    torch.Tensor.__format__: "formatting a tensor",
-    torch.Tensor.data_ptr: "data_ptr()",
-    torch.Tensor.untyped_storage: "untyped_storage()",
-    torch.Tensor.__dlpack__: "DLPack export",
-    torch.Tensor.share_memory_: "share_memory_()",
-    torch.Tensor.register_hook: "register_hook()",
-    torch.Tensor.requires_grad_: "requires_grad_()",
-    torch.Tensor.backward: "backward()",
-    torch.Tensor.resize_: "resize_()",
-    torch.Tensor.set_: "set_()",
-}
-"""What a tensor offers besides operators: reads and writes a graph cannot hold."""
+LIFTS = frozenset({aten.lift_fresh.default, aten.lift_fresh_copy.default, aten.lift.default})
+"""Operators that bring a tensor made from Python values into the program."""
 
 _NOT_COMPARED = frozenset(
     {
         aten.alias.default,
         aten.detach.default,
-        aten.lift_fresh.default,
-        aten.lift_fresh_copy.default,
-        torch.ops.prim.device.default,
-        *(
-            getattr(aten, name).default
-            for name in ("sym_size", "sym_stride", "sym_numel", "sym_storage_offset")
-        ),
         aten.size.default,
+        aten.sym_size.default,
+        aten.sym_stride.default,
+        aten.sym_numel.default,
+        aten.sym_storage_offset.default,
+        torch.ops.prim.device.default,
     }
 )
 
 
-@attrs.frozen
+@attrs.frozen(eq=False)
 class OpRecord:
-    """One operator call: its name, and dtype and sizes of each tensor it returned."""
+    """One operator call.
+
+    Attributes:
+        name: The operator.
+        values: The plain values among its arguments; for a lift, the tensor's own.
+        outputs: Dtype and sizes of each tensor with elements that it returned; None for a size
+            that depends on data.
+        where: File and line that called it.
+    """
 
     name: str
+    values: tuple[Any, ...]
     outputs: tuple[tuple[torch.dtype, tuple[int | None, ...]], ...]
-    where: str = attrs.field(default="", eq=False)
+    where: str
+
+    def agrees_with(self, other: OpRecord) -> bool:
+        """Whether another run's operator is the same, sizes that it does not know left aside."""
+        return (
+            self.name == other.name
+            and same_value(self.values, other.values)
+            and len(self.outputs) == len(other.outputs)
+            and all(map(_outputs_agree, self.outputs, other.outputs))
+        )
+
+    def __str__(self) -> str:
+        shapes = ", ".join(f"{str(dtype)[6:]}{list(sizes)}" for dtype, sizes in self.outputs)
+        return f"{self.name} -> {shapes}"
+
+
+def _outputs_agree(first: Any, second: Any) -> bool:
+    (dtype, sizes), (other_dtype, other_sizes) = first, second
+    return (
+        dtype == other_dtype
+        and len(sizes) == len(other_sizes)
+        and all(a == b or b is None for a, b in zip(sizes, other_sizes, strict=True))
+    )
 
 
 @attrs.frozen
 class Gate:
-    """A data-dependent value that Python saw, and the operator or method that read it."""
+    """A data-dependent value that Python saw.
 
-    reader: str
+    Attributes:
+        reader: What read it: an operator of `GATES`, or ``torch.Tensor.tolist``.
+        extras: What it was given besides tensors.
+        value: What it returned.
+        where: File and line that asked.
+    """
+
+    reader: Callable[..., Any]
+    extras: tuple[Any, ...]
     value: Any
     where: str
+
+    def read(self, *tensors: torch.Tensor) -> Any:
+        """Read again, from other tensors."""
+        return self.reader(*tensors, *self.extras)
+
+    def __str__(self) -> str:
+        name = getattr(self.reader, "__name__", str(self.reader)).partition(".")[0].strip("_")
+        return f"{_READABLE.get(name, name)} == {self.value!r} at {self.where}"
+
+
+_READABLE = {"local_scalar_dense": "item()", "tolist": "tolist()", "is_nonzero": "bool()"}
 
 
 def is_compared(operator: Any) -> bool:
@@ -77,11 +115,24 @@ def is_compared(operator: Any) -> bool:
     return operator not in _NOT_COMPARED and not getattr(operator, "is_view", False)
 
 
-def record_of(operator: Any, result: Any, where: str) -> OpRecord:
-    """Describe an operator call; sizes that depend on data are None."""
+def record_of(
+    operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any, where: str
+) -> OpRecord:
+    """Describe an operator call."""
     results = result if isinstance(result, (tuple, list)) else (result,)
-    outputs = tuple((r.dtype, _sizes(r)) for r in results if isinstance(r, torch.Tensor))
-    return OpRecord(str(operator), outputs, where)
+    tensors = (r for r in results if isinstance(r, torch.Tensor))
+    outputs = tuple((t.dtype, sizes) for t in tensors if 0 not in (sizes := _sizes(t)))
+    if operator in LIFTS:
+        return OpRecord(str(operator), (args[0].tolist(),), outputs, where)
+    values = tuple(_plain_part(value) for value in (*args, *kwargs.values()))
+    return OpRecord(str(operator), values, outputs, where)
+
+
+def _plain_part(value: Any) -> Any:
+    """Return a value without what no two runs have in common, tensors and symbols."""
+    if isinstance(value, (tuple, list)):
+        return tuple(_plain_part(item) for item in value)
+    return value if is_plain(value) else None
 
 
 def _sizes(tensor: torch.Tensor) -> tuple[int | None, ...]:

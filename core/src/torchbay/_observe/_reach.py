@@ -1,17 +1,29 @@
-"""What a call can read besides its arguments: modules, objects, closures and globals.
+"""What a call can read besides its arguments: modules, objects, classes, closures and globals.
 
-The walk starts at the callable, at its opaque arguments and at the globals of the code that ran,
-and follows attributes, elements and closures. It keeps *readings*: this container holds this value
-under this key. A reading is what a guard checks, what a snapshot compares and, when its value is a
-tensor, what becomes an input of the graph.
+The walk starts at the callable and at its opaque arguments and follows attributes, elements and
+closures. It finds *holders*, the dicts, lists, tuples and cells that programs keep values in, and
+in each the *readings*: this holder holds this value under this key. A reading is what a guard
+checks, what a snapshot compares and, when its value is a tensor, what becomes an input of the graph.
 """
 
 from __future__ import annotations
 
+import argparse
+import array
+import collections
 import functools
 import sys
-from collections.abc import Callable, Iterable, Iterator
-from types import BuiltinFunctionType, CellType, CodeType, FunctionType, MethodType, ModuleType
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import (
+    BuiltinFunctionType,
+    CellType,
+    CodeType,
+    FunctionType,
+    MappingProxyType,
+    MethodType,
+    ModuleType,
+    SimpleNamespace,
+)
 from typing import Any
 
 import attrs
@@ -20,8 +32,9 @@ import torch
 from torchbay._call import Call
 from torchbay._source import is_library_file, is_user_file
 from torchbay._structure import is_plain
+from torchbay._torch_compat import global_module_hooks
 
-__all__ = ["Reach", "Reading"]
+__all__ = ["Holder", "Reach", "Reading", "is_unwatchable"]
 
 _LARGEST = 4096
 
@@ -32,7 +45,7 @@ class Reading:
 
     Attributes:
         path: How a user would write it: ``self.layers.0.training``.
-        holder: The dict, list, tuple or cell that holds the value.
+        holder: What holds it: a dict, list, tuple, cell or the namespace of a class.
         holder_path: How a user would write the holder.
         key: The value's key or index in it; None for a cell.
         value: The value.
@@ -46,145 +59,247 @@ class Reading:
     value: Any
     attribute: str | None = None
 
-    def now(self) -> Any:
-        """Return what the holder holds now.
 
-        Raises:
-            LookupError, ValueError: It holds nothing there any more.
-        """
-        if isinstance(self.holder, CellType):
-            return self.holder.cell_contents
-        return self.holder[self.key]
+@attrs.define(eq=False)
+class Holder:
+    """A container and what was read of it.
+
+    Attributes:
+        path: How a user would write it.
+        container: The container itself.
+        is_whole: Whether everything it holds was read, so that one thing more would be a change.
+        owner: The class, for a class's namespace, which only the class can change.
+        readings: What was read of it.
+    """
+
+    path: str
+    container: Any
+    is_whole: bool = True
+    owner: type | None = None
+    readings: list[Reading] = attrs.field(factory=list)
 
 
 class Reach:
-    """Everything found so far, each object once."""
+    """Everything found, each object once."""
 
     def __init__(self) -> None:
-        self.readings: list[Reading] = []
-        self.holders: dict[int, tuple[str, Any]] = {}
-        self._seen: set[int] = set()
-        self._globals: set[tuple[int, str]] = set()
+        self.holders: dict[int, Holder] = {}
+        self._parts: dict[int, list[Holder]] = {}
+        self._links: dict[int, list[int]] = {}
+        self._roots: list[int] = []
+        self._pending: collections.deque[tuple[str, Any]] = collections.deque()
+        self._kept_alive: list[Any] = []
 
     @classmethod
-    def of(cls, call: Call) -> Reach:
-        """Walk from a callable and its opaque arguments."""
+    def of(cls, call: Call, codes: Mapping[CodeType, dict[str, Any]]) -> Reach:
+        """Walk from a callable, its opaque arguments, and code known to run in the call."""
         reach = cls()
-        reach.walk("self", call.function)
+        reach._root("self", call.function)
+        reach._root("torch.nn.modules.module", global_module_hooks())
         for item in call.objects:
-            reach.walk(item.path, item.value)
+            reach._root(item.path, item.value)
+        reach.add_globals(codes)
+        reach._follow_pending()
         return reach
 
-    def add_globals(self, variables: dict[str, Any], codes: Iterable[CodeType]) -> None:
-        """Add what code that ran can read of its module's globals."""
-        module = variables.get("__name__", "globals")
-        is_library = is_library_file(variables.get("__file__") or "")
-        for name in sorted({name for code in codes for name in code.co_names}):
-            key = (id(variables), name)
-            if name not in variables or key in self._globals:
-                continue
-            if _may_change(variables[name], is_library=is_library):
-                self._globals.add(key)
-                self.read(f"{module}.{name}", variables, module, name, variables[name], name)
+    def add_globals(self, codes: Mapping[CodeType, dict[str, Any]]) -> list[Reading]:
+        """Add what code can read of its module's globals; return what was not known yet."""
+        names = [(code, name) for code in codes for name in dict.fromkeys(code.co_names)]
+        found = [self._read_global(codes[code], name) for code, name in names]
+        return [reading for reading in found if reading is not None]
+
+    def complete(self) -> None:
+        """Follow what `add_globals` found."""
+        self._follow_pending()
 
     def tensors(self) -> Iterator[Reading]:
-        """Return the readings whose value is a tensor."""
-        return (reading for reading in self.readings if isinstance(reading.value, torch.Tensor))
+        """Yield the readings whose value is a tensor."""
+        for holder in self.holders.values():
+            yield from (r for r in holder.readings if isinstance(r.value, torch.Tensor))
 
-    def named(self, names: frozenset[str]) -> list[Reading]:
-        """Return the readings that code mentioning only these names can make."""
-        return [
-            reading
-            for reading in self.readings
-            if reading.attribute is None or reading.attribute in names
-        ]
+    def watched(self, names: frozenset[str] | None) -> list[Holder]:
+        """Return the holders that code mentioning only these names can get at.
 
-    def read(
-        self, path: str, holder: Any, holder_path: str, key: Any, value: Any, attribute: str | None
-    ) -> None:
-        """Note a reading, and follow its value."""
-        self.readings.append(Reading(path, holder, holder_path, key, value, attribute))
-        self.walk(path, value)
+        Each comes with the readings that such code can make. None stands for every name.
+        """
+        found: dict[int, Holder] = {}
+        pending = collections.deque(self._roots)
+        seen: set[int] = set()
+        while pending:
+            if (part := pending.popleft()) in seen:
+                continue
+            seen.add(part)
+            pending += self._links.get(part, ())
+            for holder in self._parts.get(part, ()):
+                readings = [r for r in holder.readings if _can_name(r, names)]
+                found[id(holder.container)] = attrs.evolve(holder, readings=readings)
+                pending += [id(reading.value) for reading in readings]
+        return list(found.values())
 
-    def walk(self, path: str, value: Any) -> None:
-        """Note what an object holds, once."""
-        if is_plain(value) or isinstance(value, torch.Tensor) or id(value) in self._seen:
-            return
-        self._seen.add(id(value))
-        if (walk := _walker_of(value)) is not None:
-            walk(self, path, value)
+    def hold(self, path: str, container: Any, part_of: Any, **more: Any) -> Holder:
+        """Note a container as part of an object."""
+        if (holder := self.holders.get(id(container))) is None:
+            holder = self.holders[id(container)] = Holder(path, container, **more)
+        parts = self._parts.setdefault(id(part_of), [])
+        if holder not in parts:
+            parts.append(holder)
+        return holder
 
-    def hold(self, path: str, holder: Any) -> None:
-        """Note a container whose elements were read."""
-        self._seen.add(id(holder))
-        self.holders[id(holder)] = (path, holder)
+    def read(self, holder: Holder, path: str, key: Any, value: Any, name: str | None) -> Reading:
+        """Note a reading, to be followed."""
+        reading = Reading(path, holder.container, holder.path, key, value, name)
+        holder.readings.append(reading)
+        self._pending.append((path, value))
+        return reading
+
+    def link(self, path: str, whole: Any, part: Any) -> None:
+        """Note that who has one object has the other, which is to be followed."""
+        self._links.setdefault(id(whole), []).append(id(part))
+        self._pending.append((path, part))
+
+    def _root(self, path: str, value: Any) -> None:
+        self._roots.append(id(value))
+        self._pending.append((path, value))
+
+    def _follow_pending(self) -> None:
+        # A list of what is left, not recursion: users' objects may be chained without end.
+        seen = {id(value) for value in self._kept_alive}
+        while self._pending:
+            path, value = self._pending.popleft()
+            if id(value) not in seen and (walk := _walker_of(value)) is not None:
+                seen.add(id(value))
+                self._kept_alive.append(value)
+                walk(self, path, value)
+
+    def _read_global(self, variables: dict[str, Any], name: str) -> Reading | None:
+        if name not in variables:
+            return None
+        module = variables.get("__name__", "globals")
+        holder = self.hold(module, variables, variables, is_whole=False)
+        self._roots.append(id(variables))
+        is_known = any(reading.key == name for reading in holder.readings)
+        is_library = is_library_file(variables.get("__file__") or "")
+        if is_known or not _may_change(variables[name], is_library=is_library):
+            return None
+        return self.read(holder, f"{module}.{name}", name, variables[name], name)
+
+
+def _can_name(reading: Reading, names: frozenset[str] | None) -> bool:
+    return names is None or reading.attribute is None or reading.attribute in names
 
 
 def _walk_module(reach: Reach, path: str, module: torch.nn.Module) -> None:
     attributes = module.__dict__
-    reach.hold(path, attributes)
     for name in ("_parameters", "_buffers", "_modules"):
-        _walk_registry(reach, path, attributes[name])
+        _walk_registry(reach, path, module, attributes[name])
+    for name in ("_forward_hooks", "_forward_pre_hooks"):
+        _walk_items(reach, reach.hold(f"{path}.{name}", attributes[name], module))
+    holder = reach.hold(path, attributes, module)
     for name, value in list(attributes.items()):
         if name not in _MODULE_INTERNALS:
-            reach.read(f"{path}.{name}", attributes, path, name, value, name)
+            reach.read(holder, f"{path}.{name}", name, value, name)
+    _walk_class(reach, type(module), module)
 
 
-def _walk_registry(reach: Reach, path: str, registry: dict[str, Any]) -> None:
-    reach.hold(path, registry)
+def _walk_registry(
+    reach: Reach, path: str, module: torch.nn.Module, registry: dict[str, Any]
+) -> None:
+    holder = reach.hold(path, registry, module)
     for name, value in list(registry.items()):
         # A tensor or a submodule may be reached by iterating, without its name.
-        attribute = name if value is None else None
-        reach.read(f"{path}.{name}", registry, path, name, value, attribute)
+        reach.read(holder, f"{path}.{name}", name, value, name if value is None else None)
 
 
 def _walk_object(reach: Reach, path: str, value: Any) -> None:
     attributes = vars(value)
-    reach.hold(path, attributes)
+    holder = reach.hold(path, attributes, value)
     for name, attribute in list(attributes.items()):
-        reach.read(f"{path}.{name}", attributes, path, name, attribute, name)
+        reach.read(holder, f"{path}.{name}", name, attribute, name)
+    _walk_class(reach, type(value), value)
 
 
-def _walk_sequence(reach: Reach, path: str, value: list[Any] | tuple[Any, ...]) -> None:
-    reach.hold(path, value)
-    for index, item in enumerate(value):
-        reach.read(f"{path}[{index}]", value, path, index, item, None)
+def _walk_class(reach: Reach, kind: type, value: Any) -> None:
+    """Note the attributes of a user's class, as part of an object of it."""
+    for base in kind.__mro__:
+        if _is_users_class(base):
+            namespace = _namespace(base)
+            is_new = id(namespace) not in reach.holders
+            path = base.__qualname__
+            holder = reach.hold(path, namespace, value, is_whole=False, owner=base)
+            if is_new:
+                _read_class(reach, base, holder)
 
 
-def _walk_dict(reach: Reach, path: str, value: dict[Any, Any]) -> None:
-    reach.hold(path, value)
-    for key, item in list(value.items()):
-        reach.read(f"{path}[{key!r}]", value, path, key, item, None)
+def _read_class(reach: Reach, kind: type, holder: Holder) -> None:
+    for name, value in list(vars(kind).items()):
+        function = value.fget if isinstance(value, property) else value
+        if isinstance(function, FunctionType):
+            reach.add_globals(dict.fromkeys(_nested(function.__code__), function.__globals__))
+        if not name.startswith("__") and not isinstance(value, (property, classmethod, staticmethod)):
+            reach.read(holder, f"{kind.__qualname__}.{name}", name, value, name)
+
+
+@functools.cache
+def _namespace(kind: type) -> MappingProxyType[str, Any]:
+    """Return a class's namespace, the same object every time."""
+    return kind.__dict__
+
+
+def _walk_items(reach: Reach, holder: Holder) -> None:
+    container = holder.container
+    is_mapping = isinstance(container, Mapping)
+    items = container.items() if is_mapping else enumerate(container)
+    for key, item in list(items):
+        reach.read(holder, f"{holder.path}[{key!r}]", key, item, None)
+
+
+def _walk_container(reach: Reach, path: str, value: Any) -> None:
+    _walk_items(reach, reach.hold(path, value, value))
 
 
 def _walk_function(reach: Reach, path: str, function: FunctionType) -> None:
-    if not is_user_file(function.__code__.co_filename):
-        return
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-        _walk_cell(reach, path, name, cell)
-    reach.walk(f"{path}.__defaults__", function.__defaults__)
-    reach.walk(f"{path}.__kwdefaults__", function.__kwdefaults__)
-    reach.add_globals(function.__globals__, _nested(function.__code__))
+        _walk_cell(reach, function, name, cell)
+    for defaults in (function.__defaults__, function.__kwdefaults__):
+        if defaults:
+            _walk_items(reach, reach.hold(f"the defaults of {path}", defaults, function))
+    if is_user_file(function.__code__.co_filename):
+        reach.add_globals(dict.fromkeys(_nested(function.__code__), function.__globals__))
 
 
-def _walk_cell(reach: Reach, path: str, name: str, cell: CellType) -> None:
+def _walk_cell(reach: Reach, function: FunctionType, name: str, cell: CellType) -> None:
     try:
         value = cell.cell_contents
     except ValueError:
         return
-    reach.hold(path, cell)
-    reach.read(name, cell, f"{path}_cell_{name}", None, value, None)
+    holder = reach.hold(f"{function.__name__}_{name}", cell, function)
+    reach.read(holder, name, None, value, None)
 
 
 def _walk_method(reach: Reach, path: str, method: MethodType) -> None:
-    reach.walk(path, method.__self__)
-    reach.walk(path, method.__func__)
+    reach.link(path, method, method.__self__)
+    reach.link(path, method, method.__func__)
 
 
 def _walk_partial(reach: Reach, path: str, partial: functools.partial[Any]) -> None:
-    reach.walk(path, partial.func)
-    _walk_sequence(reach, f"{path}.args", partial.args)
-    _walk_dict(reach, f"{path}.keywords", partial.keywords)
+    reach.link(path, partial, partial.func)
+    _walk_items(reach, reach.hold(f"{path}.args", partial.args, partial))
+    _walk_items(reach, reach.hold(f"{path}.keywords", partial.keywords, partial))
+
+
+def _walk_wrapper(reach: Reach, path: str, wrapper: Any) -> None:
+    reach.link(path, wrapper, wrapper.__wrapped__)
+
+
+def _walk_set(reach: Reach, path: str, value: set[Any]) -> None:
+    reach.hold(path, value, value, is_whole=False)
+
+
+def _walk_python_module(reach: Reach, path: str, module: ModuleType) -> None:
+    holder = reach.hold(path, module.__dict__, module, is_whole=False)
+    for name, value in list(vars(module).items()):
+        if not name.startswith("__") and _may_change(value, is_library=False):
+            reach.read(holder, f"{module.__name__}.{name}", name, value, name)
 
 
 _MODULE_INTERNALS = frozenset(vars(torch.nn.Module())) - {"training"}
@@ -192,47 +307,95 @@ _MODULE_INTERNALS = frozenset(vars(torch.nn.Module())) - {"training"}
 
 def _may_change(value: Any, *, is_library: bool) -> bool:
     """Whether a global is state rather than a definition: nobody rebinds what a library defines."""
-    if isinstance(value, FunctionType):
-        filename = value.__code__.co_filename
-        return is_user_file(filename) and not is_library_file(filename)
-    is_scalar = is_plain(value) and not isinstance(value, (type, BuiltinFunctionType))
+    if isinstance(value, (FunctionType, type, ModuleType)):
+        return _is_own(value)
+    is_scalar = is_plain(value) and not isinstance(value, BuiltinFunctionType)
     if is_library:
         return is_scalar or isinstance(value, (torch.Tensor, torch.nn.Module))
-    is_container = isinstance(value, (list, tuple, dict)) and len(value) <= _LARGEST
-    return is_scalar or is_container or isinstance(value, torch.Tensor) or _is_users(value)
+    is_container = isinstance(value, (list, tuple, dict, set)) and len(value) <= _LARGEST
+    return is_scalar or is_container or isinstance(value, torch.Tensor) or _is_watchable(value)
+
+
+def _is_own(definition: Any) -> bool:
+    """Whether a function, class or module is the user's own rather than a library's."""
+    if isinstance(definition, type):
+        return _is_users_class(definition)
+    filename = (
+        definition.__code__.co_filename
+        if isinstance(definition, FunctionType)
+        else getattr(definition, "__file__", None)
+    )
+    return filename is not None and is_user_file(filename) and not is_library_file(filename)
+
+
+def _is_users_class(kind: type) -> bool:
+    module = sys.modules.get(kind.__module__)
+    filename = getattr(module, "__file__", None)
+    if filename is None:
+        return kind.__module__ == "__main__"
+    return is_user_file(filename) and not is_library_file(filename)
 
 
 def _walker_of(value: Any) -> Callable[[Reach, str, Any], None] | None:
+    if is_plain(value) and not isinstance(value, type) or isinstance(value, torch.Tensor):
+        return None
     if isinstance(value, (list, tuple, dict)) and len(value) > _LARGEST:
         return None
     for kind, walk in _WALKERS.items():
         if isinstance(value, kind):
             return walk
-    return _walk_object if _is_users(value) else None
+    if isinstance(value, (type, ModuleType)):
+        walk_definition = _walk_python_module if isinstance(value, ModuleType) else _walk_own_class
+        return walk_definition if _is_own(value) else None
+    if hasattr(value, "__wrapped__"):
+        return _walk_wrapper
+    return _walk_object if _is_watchable(value) else None
+
+
+def _walk_own_class(reach: Reach, path: str, kind: type) -> None:
+    del path
+    _walk_class(reach, kind, kind)
 
 
 _WALKERS: dict[type, Callable[[Reach, str, Any], None]] = {
     torch.nn.Module: _walk_module,
-    dict: _walk_dict,
-    list: _walk_sequence,
-    tuple: _walk_sequence,
+    dict: _walk_container,
+    list: _walk_container,
+    tuple: _walk_container,
+    set: _walk_set,
     FunctionType: _walk_function,
     MethodType: _walk_method,
     functools.partial: _walk_partial,
 }
 
+_PLAIN_HOLDERS = (SimpleNamespace, argparse.Namespace, collections.UserDict, collections.UserList)
 
-def _is_users(value: Any) -> bool:
-    """Whether an object is of a class outside torch and Python's own library."""
+
+def _is_watchable(value: Any) -> bool:
+    """Whether an object is of a class outside torch and Python's own library, with a ``__dict__``."""
+    if isinstance(value, _PLAIN_HOLDERS):
+        return True
     if isinstance(value, (type, ModuleType, BuiltinFunctionType)) or not hasattr(value, "__dict__"):
         return False
-    if isinstance(value, torch.nn.Module):
-        return True
     root = type(value).__module__.partition(".")[0]
-    return root not in _LIBRARIES and isinstance(vars(value), dict)
+    is_library = root in _LIBRARIES and not isinstance(value, torch.nn.Module)
+    return not is_library and isinstance(vars(value), dict)
 
 
 _LIBRARIES = frozenset(sys.stdlib_module_names) - {"__main__"} | {"torch", "torchbay", "numpy"}
+_UNWATCHABLE = (collections.deque, bytearray, array.array, memoryview)
+
+
+def is_unwatchable(value: Any) -> bool:
+    """Whether an object can change in a way that neither guard nor snapshot would see."""
+    kind = type(value)
+    return (
+        isinstance(value, _UNWATCHABLE)
+        or (kind.__module__, kind.__qualname__) == ("numpy", "ndarray")
+        or (isinstance(value, (list, tuple, dict)) and len(value) > _LARGEST)
+        or (isinstance(value, set) and not is_plain(frozenset(value)))
+        or (_is_users_class(kind) and not hasattr(value, "__dict__"))
+    )
 
 
 def _nested(code: CodeType) -> list[CodeType]:

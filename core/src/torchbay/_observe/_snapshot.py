@@ -7,23 +7,25 @@ from typing import Any
 
 import attrs
 
-from torchbay._observe._reach import Reach
+from torchbay._observe._reach import Holder, Reach
 from torchbay._structure import is_plain, same_value
 
-__all__ = ["Change", "Snapshot"]
+__all__ = ["Change", "Snapshot", "is_same"]
 
 _NOTHING = object()
 
 
 @attrs.frozen(eq=False)
 class Change:
-    """One place that holds another value than before."""
+    """One place that holds another value than before; the same value twice where none is known."""
 
     path: str
     before: Any
     after: Any
 
     def __str__(self) -> str:
+        if self.before is self.after:
+            return self.path
         return f"{self.path} was {_show(self.before)} and is {_show(self.after)}"
 
 
@@ -32,56 +34,73 @@ class Snapshot:
 
     def __init__(self, reach: Reach) -> None:
         self._copies = [
-            (path, holder, _copy(holder))
-            for path, holder in reach.holders.values()
-            if not isinstance(holder, tuple)
+            (holder, _copy(holder))
+            for holder in reach.holders.values()
+            if not isinstance(holder.container, tuple)
         ]
 
     def changes(self) -> list[Change]:
         """Return every place that differs, by identity or, for plain values, by value."""
         return [
             change
-            for path, holder, before in self._copies
-            for change in _differences(path, before, _copy(holder))
+            for holder, before in self._copies
+            for change in _differences(holder.path, before, _copy(holder, before))
         ]
 
     def restore(self) -> None:
         """Put every container back as it was."""
-        for _path, holder, before in self._copies:
-            if any(_differences("", before, _copy(holder))):
+        for holder, before in self._copies:
+            if any(_differences("", before, _copy(holder, before))):
                 _put_back(holder, before)
 
 
-def _copy(holder: Any) -> dict[Any, Any]:
-    if isinstance(holder, CellType):
+def _copy(holder: Holder, like: dict[Any, Any] | None = None) -> dict[Any, Any]:
+    """Return what a holder holds; of one not read as a whole, the part that was read."""
+    container = holder.container
+    if isinstance(container, CellType):
         try:
-            return {None: holder.cell_contents}
+            return {None: container.cell_contents}
         except ValueError:
             return {}
-    return dict(enumerate(holder)) if isinstance(holder, list) else dict(holder)
+    if isinstance(container, list):
+        return dict(enumerate(container))
+    if isinstance(container, set):
+        return dict.fromkeys(container, True)
+    if holder.is_whole:
+        return dict(container)
+    keys = like if like is not None else [reading.key for reading in holder.readings]
+    return {key: container[key] for key in keys if key in container}
 
 
-def _put_back(holder: Any, before: dict[Any, Any]) -> None:
+def _put_back(holder: Holder, before: dict[Any, Any]) -> None:
     """Restore what differs, key by key: other threads may be reading the rest."""
-    if isinstance(holder, CellType):
-        holder.cell_contents = before[None]
-    elif isinstance(holder, list):
-        holder[:] = before.values()
+    container = holder.container
+    if isinstance(container, CellType):
+        container.cell_contents = before[None]
+    elif isinstance(container, list):
+        container[:] = before.values()
+    elif isinstance(container, set):
+        container.intersection_update(before)
+        container.update(before)
+    elif holder.owner is not None:
+        for key, old in before.items():
+            setattr(holder.owner, key, old)
     else:
-        for key in [key for key in holder if key not in before]:
-            del holder[key]
-        holder.update((k, old) for k, old in before.items() if holder.get(k, _NOTHING) is not old)
+        for key in [key for key in container if holder.is_whole and key not in before]:
+            del container[key]
+        container.update((k, v) for k, v in before.items() if container.get(k, _NOTHING) is not v)
 
 
 def _differences(path: str, before: dict[Any, Any], after: dict[Any, Any]) -> list[Change]:
     return [
         Change(_place(path, key), old, new)
         for key in {**before, **after}
-        if not _is_same(old := before.get(key, _NOTHING), new := after.get(key, _NOTHING))
+        if not is_same(old := before.get(key, _NOTHING), new := after.get(key, _NOTHING))
     ]
 
 
-def _is_same(old: object, new: object) -> bool:
+def is_same(old: object, new: object) -> bool:
+    """Whether a place holds what it held: the same object, or an equal plain value."""
     return old is new or (is_plain(old) and same_value(old, new))
 
 

@@ -9,10 +9,22 @@ import attrs
 import torch
 
 from torchbay._call import Call, Item, Place
-from torchbay._observe import Gate, Observation, Reading, Snapshot
+from torchbay._observe import (
+    Gate,
+    Observation,
+    Reading,
+    Snapshot,
+    python_randomness_kept,
+)
 from torchbay._reason import CannotServe
 from torchbay._source import Names, is_user_file
-from torchbay._torch_compat import compiler_flag, fake_tensor_mode, to_fake, trace_to_graph
+from torchbay._torch_compat import (
+    compiler_flag,
+    fake_tensor_mode,
+    fake_tolist,
+    to_fake,
+    trace_to_graph,
+)
 from torchbay._trace._agreement import check_agreement
 from torchbay._trace._hidden_writes import reveal_hidden_writes
 from torchbay._trace._modes import GateAnswers, OpTracer, Substitution
@@ -69,7 +81,7 @@ def trace(call: Call, observation: Observation) -> Trace:
     Raises:
         CannotServe: The call cannot be in a graph, or its two runs differ.
     """
-    inputs = _inputs_of(call, observation.readings)
+    inputs = _inputs_of(call, observation)
     mode = fake_tensor_mode()
     fakes = [to_fake(mode, entry.tensor) for entry in inputs]
     positions = {id(entry.tensor): i for i, entry in enumerate(inputs)}
@@ -85,7 +97,7 @@ def trace(call: Call, observation: Observation) -> Trace:
     def flat(*_: torch.Tensor) -> list[torch.Tensor]:
         nonlocal source
         args, kwargs = call.around(_distinct(call, by_tensor))
-        with tracer, Substitution(by_tensor, answers):
+        with tracer, Substitution(by_tensor, answers), fake_tolist(answers.tolist):
             value = call.function(*args, **kwargs)
         source = result.read(observation.result, value)
         return [*result.tensors, *(tensor for read in answers.tensors for tensor in read)]
@@ -112,7 +124,7 @@ def _traced(
 ) -> torch.fx.GraphModule:
     """Trace, and put Python state back: a fake tensor must not stay in a user's object."""
     try:
-        with compiler_flag(), mode:
+        with compiler_flag(), python_randomness_kept(), mode:
             return trace_to_graph(flat, fakes)
     except CannotServe:
         raise
@@ -122,8 +134,8 @@ def _traced(
         snapshot.restore()
 
 
-def _inputs_of(call: Call, readings: tuple[Reading, ...]) -> list[Input]:
-    state = [reading for reading in readings if isinstance(reading.value, torch.Tensor)]
+def _inputs_of(call: Call, observation: Observation) -> list[Input]:
+    state = [reading for reading in observation.readings if isinstance(reading.value, torch.Tensor)]
     places: dict[int, list[Item | Reading]] = {}
     found: list[Item | Reading] = [*state, *call.tensors]
     for place in found:

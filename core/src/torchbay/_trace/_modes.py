@@ -7,8 +7,7 @@ from typing import Any
 
 import torch
 
-from torchbay._observe import Gate, OpRecord
-from torchbay._observe._ops import GATES, is_compared, record_of
+from torchbay._observe import GATES, LIFTS, Gate, OpRecord, is_compared, record_of
 from torchbay._reason import CannotServe
 from torchbay._source import user_line, user_stack_entry
 from torchbay._torch_compat import (
@@ -22,7 +21,6 @@ from torchbay._torch_compat import (
 __all__ = ["GateAnswers", "OpTracer", "Substitution"]
 
 aten = torch.ops.aten
-_LIFTS = (aten.lift_fresh.default, aten.lift_fresh_copy.default, aten.lift.default)
 
 
 class Substitution(ObservingFunctionMode):
@@ -46,7 +44,7 @@ class Substitution(ObservingFunctionMode):
     ) -> Any:
         args = substitute(args, self._inputs)
         if func is torch.Tensor.tolist:
-            return self._answers.next("tolist", args)
+            return self._answers.next(func, args)
         return func(*args, **substitute(kwargs or {}, self._inputs))
 
 
@@ -66,32 +64,37 @@ class GateAnswers:
 
     def __init__(self, gates: Sequence[Gate]) -> None:
         self._gates = gates
+        self.is_copying = False
         self.tensors: list[tuple[torch.Tensor, ...]] = []
 
-    def next(self, reader: str, args: Sequence[Any]) -> Any:
+    def tolist(self, tensor: torch.Tensor) -> Any:
+        """Return what ``tensor.tolist()`` returned in the observed run."""
+        return self.next(torch.Tensor.tolist, (tensor,))
+
+    def next(self, reader: Any, args: Sequence[Any]) -> Any:
         """Return what the observed run read here.
 
         Raises:
             CannotServe: The observed run did not read anything like it at this point.
         """
         position = len(self.tensors)
-        if position >= len(self._gates) or self._gates[position].reader != reader:
+        if position >= len(self._gates) or self._gates[position].reader is not reader:
             raise CannotServe(
-                f"a second run of the call reads data ({reader}) where the first did not",
-                where=user_line(),
+                "a second run of the call reads data where the first did not", where=user_line()
             )
         # Copied, because the program may change the tensor after reading it.
-        read = (a for a in args if isinstance(a, torch.Tensor))
-        self.tensors.append(tuple(aten.clone.default(tensor) for tensor in read))
+        read = [argument for argument in args if isinstance(argument, torch.Tensor)]
+        self.is_copying = True
+        self.tensors.append(tuple(map(aten.clone.default, read)))
+        self.is_copying = False
         return self._gates[position].value
 
     def check_used_up(self) -> None:
         """Raise CannotServe if the observed run read more than this one."""
         if len(self.tensors) < len(self._gates):
-            gate = self._gates[len(self.tensors)]
             raise CannotServe(
-                f"a second run of the call does not read data ({gate.reader}) where the first did",
-                where=gate.where,
+                "a second run of the call does not read data where the first did",
+                where=self._gates[len(self.tensors)].where,
             )
 
 
@@ -112,15 +115,15 @@ class OpTracer(ObservingDispatchMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         set_node_stack(user_stack_entry())
-        if func not in _LIFTS:
+        if func not in LIFTS:
             args = substitute(args, self._inputs)
             kwargs = substitute(kwargs or {}, self._inputs)
             refuse_strangers((args, kwargs))
         if func in GATES:
-            return self._answers.next(str(func), args)
+            return self._answers.next(func, args)
         result = func(*args, **(kwargs or {}))
-        if is_compared(func):
-            self.ops.append(record_of(func, result, user_line()))
+        if is_compared(func) and not self._answers.is_copying:
+            self.ops.append(record_of(func, args, kwargs or {}, result, user_line()))
         return result
 
 

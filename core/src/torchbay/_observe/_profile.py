@@ -1,0 +1,243 @@
+"""What a call does without an operator: the Python code it runs, the functions in C it calls.
+
+A profile function sees these without changing what the call does. A torch-function mode would see
+them too, but with one active, PyTorch's own modules take other paths than without.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import random
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from types import CodeType, FrameType
+from typing import Any
+
+import torch
+
+from torchbay._observe._ops import Gate
+from torchbay._observe._snapshot import Change
+from torchbay._reason import Reason
+from torchbay._source import is_library_file, is_user_file, user_line
+from torchbay._torch_compat import is_dynamo_entry, suspend_compiler_flag
+
+__all__ = ["ProfileRecorder", "profiled"]
+
+_TENSOR_METHODS = {
+    "numpy": "numpy()",
+    "data_ptr": "data_ptr()",
+    "untyped_storage": "untyped_storage()",
+    "resize_": "resize_()",
+    "set_": "set_()",
+}
+"""Methods written in C that read or change a tensor without an operator a graph can hold."""
+
+_TENSOR_CODE = {
+    method.__code__: name
+    for name, method in {
+        "numpy conversion": torch.Tensor.__array__,
+        "repr() of a tensor": torch.Tensor.__repr__,
+        "formatting a tensor": torch.Tensor.__format__,
+        "DLPack export": torch.Tensor.__dlpack__,
+        "share_memory_()": torch.Tensor.share_memory_,
+        "register_hook()": torch.Tensor.register_hook,
+        "backward()": torch.Tensor.backward,
+        "storage()": torch.Tensor.storage,
+    }.items()
+}
+"""The same, for methods written in Python."""
+
+_ENCODER_CODE = torch.nn.TransformerEncoder.forward.__code__
+
+
+def _takes_nested_path(arguments: dict[str, Any]) -> bool:
+    """Whether an encoder's result has zeros that the path for compilers would not put there."""
+    encoder = arguments["self"]
+    has_mask = arguments["src_key_padding_mask"] is not None
+    return has_mask and encoder.use_nested_tensor and not encoder.training
+
+
+_RANDOM_CODE = {
+    inspect.unwrap(function).__code__: function.__name__
+    for function in (
+        torch.manual_seed,
+        torch.seed,
+        torch.set_rng_state,
+        torch.random.fork_rng,
+        torch.cuda.manual_seed,
+        torch.cuda.manual_seed_all,
+        torch.cuda.set_rng_state,
+    )
+}
+"""What sets a random generator: a graph can only draw from one."""
+
+_ENVIRONMENT: dict[bytes, bytes] = vars(os.environ)["_data"]
+_ENVIRONMENT_CODE = type(os.environ).__getitem__.__code__
+_GENERATOR_METHODS = frozenset({"manual_seed", "seed", "set_state"})
+_CLOCKS = frozenset(
+    getattr(time, name)
+    for name in ("time", "time_ns", "perf_counter", "perf_counter_ns", "monotonic", "monotonic_ns")
+)
+_WRITERS = {print: "what print() shows", open: "a file that open() opens"}
+
+
+class ProfileRecorder:
+    """A profile function, as `sys.setprofile` takes it.
+
+    Attributes:
+        codes: The code that ran and could read attributes of modules and objects.
+        user_codes: The part of it that is a user's, with its globals.
+        obstacles: What the call did that no graph can do.
+        effects: What the call changed outside Python's memory.
+        environment: The environment variables it read, with their values.
+    """
+
+    def __init__(self, gates: list[Gate], abandon: Callable[[], None]) -> None:
+        self.codes: set[CodeType] = set()
+        self.user_codes: dict[CodeType, dict[str, Any]] = {}
+        self.obstacles: list[Reason] = []
+        self.effects: list[Change] = []
+        self._abandon = abandon
+        self.environment: dict[str, str | None] = {}
+        self._gates = gates
+
+    def __call__(self, frame: FrameType, event: str, function: Any) -> None:
+        try:
+            self._record(frame, event, function)
+        except Exception as error:  # noqa: BLE001 - the call goes on, whatever happens here
+            self.obstacles.append(Reason(f"observing the call raised {error!r}"))
+
+    def _record(self, frame: FrameType, event: str, function: Any) -> None:
+        if event == "c_call":
+            self._called_c(frame, function)
+        elif event == "call":
+            self._called(frame)
+
+    def names(self) -> frozenset[str] | None:
+        """Return every name the code that ran can use to read an attribute; None if any name.
+
+        A user's own code that computes the names of attributes can read every one. In libraries
+        ``getattr`` is taken to be called with names that their code spells out.
+        """
+        own = (code for code in self.user_codes if not is_library_file(code.co_filename))
+        if any(not _ANY_NAME.isdisjoint(code.co_names) for code in own):
+            return None
+        return frozenset(name for code in self.codes for name in _names_in(code))
+
+    def _called(self, frame: FrameType) -> None:
+        code = frame.f_code
+        if is_dynamo_entry(code):
+            what = "something under torch.compile, or a higher-order operator, runs in the call"
+            self._give_up(Reason(what, user_line()))
+        elif code is _ENCODER_CODE and _takes_nested_path(frame.f_locals):
+            what = "TransformerEncoder converts its input to a nested tensor"
+            remedy = "Make it with enable_nested_tensor=False"
+            self._give_up(Reason(what, user_line(), remedy))
+        elif code in _TENSOR_CODE:
+            self._refuse(f"{_TENSOR_CODE[code]} is not an operator", frame.f_back)
+        elif code in _RANDOM_CODE:
+            self._refuse(f"the call sets a random generator, {_RANDOM_CODE[code]}()", frame.f_back)
+        elif code is _ENVIRONMENT_CODE:
+            self._read_variable(frame.f_locals["key"])
+        elif code not in self.codes and code.co_name != "<module>":
+            self._add(code, frame)
+
+    def _give_up(self, reason: Reason) -> None:
+        """Run the rest of the call as if nobody looked on: observing it would change it."""
+        self.obstacles.append(reason)
+        suspend_compiler_flag()
+        sys.setprofile(None)
+        self._abandon()
+
+    def _read_variable(self, name: str) -> None:
+        # Asking os.environ would be one more read, without end.
+        value = _ENVIRONMENT.get(os.fsencode(name))
+        self.environment[name] = None if value is None else os.fsdecode(value)
+
+    def _add(self, code: CodeType, frame: FrameType) -> None:
+        if is_user_file(code.co_filename):
+            self.user_codes[code] = frame.f_globals
+            self.codes.add(code)
+        elif _is_module_code(code.co_filename):
+            self.codes.add(code)
+
+    def _called_c(self, frame: FrameType, function: Any) -> None:
+        owner = getattr(function, "__self__", None)
+        if isinstance(owner, torch.Tensor):
+            self._called_tensor_method(frame, owner, function.__name__)
+        elif function in _WRITERS and _is_users(frame):
+            self.effects.append(Change(_WRITERS[function], None, None))
+        elif function in _CLOCKS:
+            self._refuse("the call reads a clock", frame)
+        elif isinstance(owner, random.Random):
+            self._refuse("the call draws Python's random numbers", frame)
+        elif isinstance(owner, torch.Generator) and function.__name__ in _GENERATOR_METHODS:
+            self._refuse(f"the call sets a random generator, {function.__name__}()", frame)
+        elif isinstance(owner, ContextVar) and function.__name__ == "get":
+            self._refuse(f"the call reads a ContextVar, {owner.name}", frame)
+
+    def _called_tensor_method(self, frame: FrameType, tensor: torch.Tensor, name: str) -> None:
+        if name == "tolist":
+            where = f"{frame.f_code.co_filename}:{frame.f_lineno}"
+            self._gates.append(Gate(torch.Tensor.tolist, (), tensor.tolist(), where))
+        elif name in _TENSOR_METHODS:
+            self._refuse(f"{_TENSOR_METHODS[name]} is not an operator", frame)
+
+    def _refuse(self, what: str, caller: FrameType | None) -> None:
+        """Note an obstacle, unless a library that knows what it does is to blame."""
+        while caller is not None and caller.f_code.co_filename.startswith("<"):
+            caller = caller.f_back
+        if caller is not None and _may_be_blamed(caller):
+            where = f"{caller.f_code.co_filename}:{caller.f_lineno}"
+            self.obstacles.append(Reason(what, where))
+
+
+def _is_users(frame: FrameType) -> bool:
+    return is_user_file(frame.f_code.co_filename)
+
+
+def _may_be_blamed(frame: FrameType) -> bool:
+    """Whether the innermost frame outside Python's own library is a user's."""
+    caller: FrameType | None = frame
+    while caller is not None and _is_standard(caller.f_code.co_filename):
+        caller = caller.f_back
+    return caller is not None and _is_users(caller)
+
+
+_STDLIB = os.path.dirname(os.__file__) + os.sep
+
+
+def _is_standard(filename: str) -> bool:
+    return filename.startswith(_STDLIB) and "-packages" not in filename
+
+
+def _is_module_code(filename: str) -> bool:
+    """Whether a file of torch defines modules whose attributes their code reads."""
+    return "/torch/nn/" in filename and not filename.endswith("/nn/modules/module.py")
+
+
+_ANY_NAME = frozenset({"getattr", "vars", "__dict__", "attrgetter"})
+
+
+def _names_in(code: CodeType) -> set[str]:
+    strings = {const for const in code.co_consts if isinstance(const, str) and const.isidentifier()}
+    return strings.union(code.co_names, (code.co_name,))
+
+
+@contextmanager
+def profiled(recorder: Callable[[FrameType, str, Any], None]) -> Iterator[None]:
+    """Profile this thread with a recorder, and give an earlier profiler its place back."""
+    before = sys.getprofile()
+    sys.setprofile(recorder)
+    try:
+        yield
+    finally:
+        if before is None or callable(before):
+            sys.setprofile(before)
+        else:
+            # A profiler written in C, such as cProfile, installs itself.
+            before.enable()
