@@ -113,7 +113,7 @@ class _Reader:
         self.tensors: list[Item] = []
         self.values: list[Item] = []
         self.objects: list[Item] = []
-        self.names = Names("leaves")
+        self.names = Names("leaves", "args", "kwargs", "inputs", "match", "are_alike")
         self._places: dict[int, int] = {}
 
     def read(self, item: Item, depth: int) -> str:
@@ -137,6 +137,9 @@ class _Reader:
                 self.objects.append(Item(f"{item.path}.{part}", access, getattr(value, part)))
             return self.names.of(value, item.path)
         if (container := take_apart(value)) is None:
+            if isinstance(value, (dict, list, tuple, set)) and not is_plain(value):
+                kind = type(value).__qualname__
+                raise CannotServe(f"what argument {item.path}, a {kind}, holds cannot be watched")
             (self.values if is_plain(value) else self.objects).append(item)
             return self.names.of(value, item.path)
         self.containers.append((item, container))

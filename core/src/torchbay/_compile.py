@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from torchbay._build import build
-from torchbay._call import Call, refuse_unusable
+from torchbay._call import Call, Place, refuse_unusable
 from torchbay._guards import guards_of_call, guards_of_graph
 from torchbay._log import log
 from torchbay._lower import Lowered, lower
@@ -223,15 +223,17 @@ class Dispatcher:
 
     def _eager_route(self, call: Call, reason: Reason) -> EagerRoute:
         """Keep such calls out of the graph from now on."""
-        function = call.function
+        function, guards = call.function, guards_of_call(call)
 
         def run(_inputs: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
             result = function(*args, **kwargs)
+            if self.settings.fullgraph:
+                route.calls += 1
             self._report(reason, result)
             return result
 
-        guards = guards_of_call(call)
-        return EagerRoute(guards=guards, match=guards.match, run=run, reason=reason)
+        route = EagerRoute(guards=guards, match=guards.match, run=run, reason=reason)
+        return route
 
     def _unguarded(self, reason: Reason, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Run a call whose arguments cannot even be described."""
@@ -287,7 +289,8 @@ def _refuse_obstacles(call: Call, observation: Observation) -> None:
     """Raise CannotServe if the call did something that no graph can do."""
     for obstacle in observation.obstacles:
         raise CannotServe(obstacle.what, where=obstacle.where, remedy=obstacle.remedy)
-    inputs = {id(place.value) for place in (*call.tensors, *observation.reach.tensors())}
+    places: list[Place] = [*call.tensors, *observation.reach.tensors()]
+    inputs = {id(place.value) for place in places}
     for tensor in tensors_in(observation.result):
         if id(tensor) in inputs:
             continue

@@ -26,7 +26,7 @@ class CompiledFunction:
     """A callable served from compiled graphs. Otherwise it behaves as the original does."""
 
     def __init__(self, original: Callable[..., Any], settings: Settings) -> None:
-        functools.update_wrapper(self, original)
+        functools.update_wrapper(self, original, updated=())
         self._original = original
         self._settings = settings
         self.dispatch = Dispatcher(original, settings)
@@ -50,7 +50,8 @@ class CompiledFunction:
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         """Bind to an instance; each has specializations and a budget of its own."""
-        if instance is None or not hasattr(type(self._original), "__get__"):
+        is_method = hasattr(type(self._original), "__get__")
+        if instance is None or not is_method or isinstance(self._original, staticmethod):
             return self
         return _BoundFunction(self, instance)
 

@@ -54,6 +54,8 @@ class Settings:
         Raises:
             UnknownBackend, InvalidArgument, UnknownOption: As `torchbay.compile` says.
         """
+        if self.fallback not in (None, ...):
+            check_name(self.fallback) if isinstance(self.fallback, str) else choose(self.fallback)
         if self.backend is None:
             return
         if isinstance(self.backend, str) and self.mode is None and self.options is None:
@@ -64,7 +66,9 @@ class Settings:
     def _check_choices(self) -> None:
         for name in ("fullgraph", "fail_on_recompile_limit"):
             if not isinstance(getattr(self, name), bool):
-                raise InvalidArgument(f"{name} is {getattr(self, name)!r}; it is True or False")
+                raise InvalidArgument(
+                    f"{name} is {getattr(self, name)!r}", remedy="Pass True or False"
+                )
         limit = self.recompile_limit
         if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
             raise InvalidArgument(
@@ -75,11 +79,11 @@ class Settings:
                 f"tracer is {self.tracer!r}", remedy=f"Known tracers: {', '.join(_TRACERS)}"
             )
         if self.name is not None and not isinstance(self.name, str):
-            raise InvalidArgument(f"name is {self.name!r}; it is a string")
+            raise InvalidArgument(f"name is {self.name!r}", remedy="Pass a string")
 
     def _check_dynamic(self) -> None:
         if self.dynamic is not None and not isinstance(self.dynamic, bool):
-            raise InvalidArgument(f"dynamic is {self.dynamic!r}; it is True, False or None")
+            raise InvalidArgument(f"dynamic is {self.dynamic!r}", remedy="Pass True, False or None")
         if self.dynamic or self.dynamic_shapes is not None:
             raise InvalidArgument(
                 "symbolic sizes are not available yet",

@@ -12,7 +12,7 @@ import dataclasses
 import enum
 import math
 from collections.abc import Iterator, Sequence
-from types import BuiltinFunctionType
+from types import BuiltinFunctionType, ModuleType
 from typing import Any
 
 import attrs
@@ -52,7 +52,16 @@ def is_plain(value: object, depth: int = 0) -> bool:
         return depth < _DEEPEST and all(is_plain(item, depth + 1) for item in value)
     if isinstance(value, slice):
         return all(map(is_plain, (value.start, value.stop, value.step)))
-    return kind in _PLAIN or isinstance(value, (enum.Enum, type))
+    if isinstance(value, BuiltinFunctionType):
+        # Bound to an object, it is a way to that object.
+        return value.__self__ is None or isinstance(value.__self__, ModuleType)
+    return kind in _PLAIN or isinstance(value, (enum.Enum, type)) or _is_numpy_scalar(value)
+
+
+def _is_numpy_scalar(value: object) -> bool:
+    # NumPy is not imported for it: where it is absent, so are its scalars.
+    kind = type(value)
+    return kind.__module__ == "numpy" and hasattr(kind, "dtype") and kind.__name__ != "ndarray"
 
 
 def same_value(left: object, right: object) -> bool:
@@ -72,6 +81,8 @@ def same_value(left: object, right: object) -> bool:
         return left == right and {(type(i), i) for i in left} == {(type(i), i) for i in right}
     if isinstance(left, (*_BY_EQUALITY, range)):
         return left == right
+    if _is_numpy_scalar(left):
+        return same_value(left.item(), right.item())  # type: ignore[attr-defined]
     return left is right
 
 
@@ -111,10 +122,16 @@ class Container:
         name = kind.__name__ if kind in (tuple, list, dict) else names.of(kind, kind.__name__)
         is_kind = f"type({access}) is {name}"
         if isinstance(self.value, dict):
-            return f"{is_kind} and [*{access}] == {names_of_keys(self.keys, names)}"
+            return f"{is_kind} and {self._has_keys(access, names)}"
         if isinstance(self.value, (tuple, list)):
             return f"{is_kind} and len({access}) == {len(self.children)}"
         return f"{is_kind} and [*{access}.__dict__] == {list(self.keys)!r}"
+
+    def _has_keys(self, access: str, names: Names) -> str:
+        if all(type(key) is str for key in self.keys):
+            return f"[*{access}] == {list(self.keys)!r}"
+        # 1, 1.0 and True are one key to a dict, and three to a program that iterates over it.
+        return f"{names.of(same_value, 'same_value')}((*{access},), {names.of(self.keys, 'keys')})"
 
     def access(self, access: str, index: int, names: Names) -> str:
         """Return an expression for one child of the container that ``access`` stands for."""
@@ -162,11 +179,6 @@ class Container:
 def key_source(key: object, names: Names) -> str:
     """Return an expression for a key of a mapping."""
     return repr(key) if type(key) in (str, int, bool) else names.of(key, f"key_{key}")
-
-
-def names_of_keys(keys: Sequence[object], names: Names) -> str:
-    """Return an expression for a list of keys."""
-    return "[" + ", ".join(key_source(key, names) for key in keys) + "]"
 
 
 def instance_of(kind: type, attributes: dict[str, Any]) -> Any:

@@ -40,8 +40,8 @@ __all__ = [
     "pytree_node",
     "set_node_stack",
     "storage_id",
-    "tensor_guard",
     "suspend_compiler_flag",
+    "tensor_guard",
     "to_fake",
     "trace_to_graph",
     "writes_of",
@@ -97,11 +97,11 @@ def fake_tolist(answer: Callable[[torch.Tensor], Any]) -> Iterator[None]:
         return answer(self)
 
     before = FakeTensor.tolist
-    FakeTensor.tolist = tolist
+    FakeTensor.tolist = tolist  # type: ignore[method-assign]
     try:
         yield
     finally:
-        FakeTensor.tolist = before
+        FakeTensor.tolist = before  # type: ignore[method-assign]
 
 
 _dispatch_modes = torch._C._len_torch_dispatch_stack

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable, Sequence
-from types import CellType
+from types import CellType, FunctionType
+from typing import Any
 
 import torch
 
@@ -19,6 +21,7 @@ from torchbay._guards._kinds import (
     ObjectGuard,
     SameTensorGuard,
     ShapeOfCallGuard,
+    SizeGuard,
     SizesGuard,
     TensorGuard,
     ValueGuard,
@@ -55,12 +58,13 @@ def _emitted(
     inputs: Sequence[Input],
     written: Sequence[int],
 ) -> GuardFunction:
-    names = _names()
-    sources = _Sources(names)
+    names = _names(call)
+    sources = _Sources(names, watched, call)
     tensors = [_tensor_guard(sources.access(entry.places[0]), entry) for entry in inputs]
     before = [*_call_guards(call), *_watch_guards(watched, sources), *read]
     after = [*_ties(inputs, sources), *_overlap(inputs, tensors, written)]
-    return emit(before, list(zip(tensors, (e.tensor for e in inputs), strict=True)), after, names)
+    pairs = list(zip(tensors, (entry.tensor for entry in inputs), strict=True))
+    return emit(before, pairs, after, names)
 
 
 def guards_of_call(call: Call) -> GuardFunction:
@@ -70,24 +74,63 @@ def guards_of_call(call: Call) -> GuardFunction:
     return _emitted(call, (), (), inputs, ())
 
 
-def _names() -> Names:
-    return Names("args", "kwargs", "inputs", "match", "ambient_state_is_unchanged", "are_alike", "EmptyCell")
+def _names(call: Call) -> Names:
+    """Return names for emitted code; the call's own stand in the expressions for its items."""
+    ours = (
+        "args",
+        "kwargs",
+        "inputs",
+        "match",
+        "ambient_state_is_unchanged",
+        "are_alike",
+        "CANNOT_LOOK",
+    )
+    names = Names(*ours, *call.names.values)
+    names.values |= call.names.values
+    return names
 
 
 class _Sources:
     """How emitted code reaches what was read."""
 
-    def __init__(self, names: Names) -> None:
-        self.names = names
+    def __init__(self, names: Names, watched: Sequence[Holder], call: Call) -> None:
+        self._names = names
+        self._arguments = {id(item.value): item.access for item in call.objects}
+        self._holders = {id(holder.container): holder for holder in watched}
+        self._references: dict[int, weakref.ref[Any]] = {}
 
     def access(self, place: Item | Reading) -> str:
         """Return an expression for a place's current value."""
         if isinstance(place, Item):
             return place.access
-        holder = self.names.of(place.holder, place.holder_path)
+        holder = self.container(self._holders[id(place.holder)])
         if isinstance(place.holder, CellType):
             return f"{holder}.cell_contents"
-        return f"{holder}[{key_source(place.key, self.names)}]"
+        if isinstance(place.holder, FunctionType):
+            return f"{holder}.{place.key}"
+        return f"{holder}[{key_source(place.key, self._names)}]"
+
+    def container(self, holder: Holder) -> str:
+        """Return an expression for a container."""
+        if holder.is_pinned:
+            return self._names.of(holder.container, holder.path)
+        return holder.suffix.format(self._owner(holder))
+
+    def _owner(self, holder: Holder) -> str:
+        if (access := self._arguments.get(id(holder.owner))) is not None:
+            return access
+        if (reference := self._reference(holder.owner)) is not None:
+            return f"{self._names.of(reference, f'{holder.path}_ref')}()"
+        assert holder.via is not None, "only arguments are reached without a reading"
+        return self.access(holder.via)
+
+    def _reference(self, owner: Any) -> weakref.ref[Any] | None:
+        if id(owner) not in self._references:
+            try:
+                self._references[id(owner)] = weakref.ref(owner)
+            except TypeError:
+                return None
+        return self._references[id(owner)]
 
 
 def _call_guards(call: Call) -> Iterable[Guard]:
@@ -103,20 +146,25 @@ def _call_guards(call: Call) -> Iterable[Guard]:
 def _watch_guards(watched: Sequence[Holder], sources: _Sources) -> Iterable[Guard]:
     for holder in watched:
         # What a tuple holds cannot change.
-        if not isinstance(holder.container, tuple):
+        if not isinstance(holder.container, tuple) or not holder.is_pinned:
             for reading in holder.readings:
-                yield from _reading_guards(reading, sources.access(reading))
-    sized = [(h.path, h.container) for h in watched if _can_grow(h)]
-    for group in ([s for s in sized if not s[1]], [s for s in sized if s[1]]):
+                yield from _reading_guards(reading, sources.access(reading), holder.is_pinned)
+    growing = [holder for holder in watched if _can_grow(holder)]
+    pinned = [(holder.path, holder.container) for holder in growing if holder.is_pinned]
+    for group in ([s for s in pinned if not s[1]], [s for s in pinned if s[1]]):
         if group:
             yield SizesGuard.of(group)
+    for holder in growing:
+        if not holder.is_pinned:
+            kind, size = type(holder.container), len(holder.container)
+            yield SizeGuard(holder.path, sources.container(holder), kind, size)
 
 
 def _can_grow(holder: Holder) -> bool:
     return holder.is_whole and isinstance(holder.container, (dict, list))
 
 
-def _reading_guards(reading: Reading, access: str) -> Iterable[Guard]:
+def _reading_guards(reading: Reading, access: str, is_pinned: bool) -> Iterable[Guard]:  # noqa: FBT001
     value = reading.value
     if isinstance(value, torch.Tensor):
         return
@@ -125,8 +173,10 @@ def _reading_guards(reading: Reading, access: str) -> Iterable[Guard]:
         yield ValueGuard(reading.path, f"frozenset({access})", frozenset(value))
     elif is_plain(value):
         yield ValueGuard(reading.path, access, value)
-    else:
+    elif is_pinned:
         yield IdentityGuard(reading.path, access, value)
+    elif not isinstance(value, (list, dict, tuple)):
+        yield ObjectGuard.of(reading.path, access, value)
 
 
 def _tensor_guard(access: str, entry: Input) -> TensorGuard:

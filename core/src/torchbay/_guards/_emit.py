@@ -11,7 +11,7 @@ from typing import Any
 import attrs
 import torch
 
-from torchbay._guards._kinds import AmbientGuard, Guard, Mismatch, TensorGuard
+from torchbay._guards._kinds import CANNOT_LOOK, AmbientGuard, Guard, Mismatch, TensorGuard
 from torchbay._source import Names
 from torchbay._torch_compat import ambient_state_guard, tensor_guard
 
@@ -68,14 +68,14 @@ def emit(
             f"{_INDENT * 2}return None",
             f"{_INDENT}try:",
             *(f"{_INDENT * 2}{line}" for line in body),
-            f"{_INDENT}except (LookupError, EmptyCell):",
+            f"{_INDENT}except CANNOT_LOOK:",
             f"{_INDENT * 2}return None",
             "",
         ]
     )
     function = compile_source(source, "match", names.values)
     guards = (*before, AmbientGuard(), *(guard for guard, _ in tensors), *after)
-    return GuardFunction(guards, source, function, names.values)
+    return GuardFunction(guards, source, function, function.__globals__)
 
 
 def _input_list(guards: Sequence[TensorGuard]) -> list[str]:
@@ -90,7 +90,7 @@ def _checks(tensors: Sequence[torch.Tensor]) -> dict[str, Any]:
     return {
         "ambient_state_is_unchanged": ambient_state_guard(),
         "are_alike": tensor_guard(tensors) if tensors else None,
-        "EmptyCell": ValueError,
+        "CANNOT_LOOK": CANNOT_LOOK,
     }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Sized
 from typing import Any, Protocol
 
 import attrs
@@ -15,6 +15,7 @@ from torchbay._structure import Container, same_value, value_test
 from torchbay._torch_compat import only_default_device_modes
 
 __all__ = [
+    "CANNOT_LOOK",
     "AmbientGuard",
     "ContainerGuard",
     "EnvironmentGuard",
@@ -25,6 +26,7 @@ __all__ = [
     "ObjectGuard",
     "SameTensorGuard",
     "ShapeOfCallGuard",
+    "SizeGuard",
     "SizesGuard",
     "TensorGuard",
     "ValueGuard",
@@ -33,6 +35,9 @@ __all__ = [
 ]
 
 _MISSING = "missing"
+
+CANNOT_LOOK = (LookupError, AttributeError, TypeError, ValueError)
+"""What looking something up raises when the way to it is gone: keys, attributes, cells, objects."""
 
 
 @attrs.frozen
@@ -64,7 +69,7 @@ class Guard(Protocol):
 def _look(access: str, variables: Mapping[str, Any]) -> tuple[bool, Any]:
     try:
         return True, eval(access, dict(variables))  # noqa: S307 - our own source
-    except (LookupError, AttributeError, TypeError, ValueError):
+    except CANNOT_LOOK:
         return False, None
 
 
@@ -245,6 +250,26 @@ class SizesGuard:
             if len(container) != size:
                 return Mismatch(f"len({path})", str(size), str(len(container)))
         return None
+
+
+@attrs.frozen
+class SizeGuard:
+    """A container that must not be kept alive is of its class and holds as many things."""
+
+    path: str
+    access: str
+    kind: type
+    size: int
+
+    def source(self, names: Names) -> str:
+        kind = names.of(self.kind, self.kind.__name__)
+        return f"type({self.access}) is {kind} and len({self.access}) == {self.size}"
+
+    def mismatch(self, variables: Mapping[str, Any]) -> Mismatch | None:
+        found, seen = _look(self.access, variables)
+        if found and isinstance(seen, Sized) and (type(seen), len(seen)) == (self.kind, self.size):
+            return None
+        return Mismatch(self.path, f"{self.size} elements", _form(seen) if found else _MISSING)
 
 
 @attrs.frozen(eq=False)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from torchbay._lower._prune import is_write
+from torchbay._lower._prune import is_random, is_write
 from torchbay._reason import CannotServe
 from torchbay._torch_compat import functionalized, plain_execution, trace_to_graph
 
@@ -28,12 +28,34 @@ def functional(
     """
     if decompositions is None and not any(is_write(node) for node in graph.graph.nodes):
         return graph
+    _draw_in_memory_order(graph)
     try:
         with plain_execution(), mode, mode.shape_env.ignore_fresh_unbacked_symbols():
             return trace_to_graph(functionalized(graph), fakes, decompositions)
     except Exception as error:
         line = str(error).strip().partition("\n")[0]
         raise CannotServe(f"functionalization raised {type(error).__name__}: {line}") from error
+
+
+def _draw_in_memory_order(module: GraphModule) -> None:
+    """Let random in-place operators see their target contiguous, whatever its strides.
+
+    They draw in the order of memory. Their functional forms draw into a new, contiguous tensor, so
+    on a transposed target they would give each element another number.
+    """
+    for node in list(module.graph.nodes):
+        if not (is_random(node) and is_write(node)):
+            continue
+        target = node.args[0]
+        strides = target.meta["val"].stride()
+        order = sorted(range(len(strides)), key=lambda dim: -strides[dim])
+        if order != list(range(len(strides))):
+            with module.graph.inserting_before(node):
+                view = module.graph.call_function(aten.permute.default, (target, order))
+            view.meta = {**target.meta, "val": target.meta["val"].permute(order)}
+            node.args = (view, *node.args[1:])
+            node.replace_all_uses_with(target)
+    module.recompile()
 
 
 def writes(graph: GraphModule) -> dict[Node, Node]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+
 import torch
 from torch.fx import GraphModule, Node
 
@@ -12,6 +13,7 @@ from torchbay._reason import CannotServe
 from torchbay._structure import same_value
 
 __all__ = ["GateMiss", "gate_graph"]
+
 
 class GateMiss(Exception):
     """A data-dependent read came out otherwise than when the graph was captured."""

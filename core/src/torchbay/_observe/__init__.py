@@ -5,13 +5,14 @@ from __future__ import annotations
 import dis
 import random
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from types import CodeType
 from typing import Any
 
 import attrs
 import torch
+from torch.nn.parameter import is_lazy
 
 from torchbay._call import Call, Place
 from torchbay._observe._effects import EffectHistory
@@ -87,7 +88,9 @@ def observe(call: Call, reach: Reach) -> Observation:
     changes = [*snapshot.changes(), *_argument_changes(call), *profile.effects]
     changes += [Change(late.path, None, None) for late in _late(reach, profile.user_codes)]
     watched = tuple(reach.watched(profile.names()))
-    obstacles = [*recorder.obstacles, *profile.obstacles, *tensors.obstacles(), *_unwatched(watched)]
+    changes += [Change(f"the initialization of {path}", None, None) for path in tensors.lazy]
+    obstacles = [*recorder.obstacles, *profile.obstacles, *tensors.obstacles()]
+    obstacles += _unwatched([*call.objects, *(r for holder in watched for r in holder.readings)])
     if _python_randomness() != randomness:
         obstacles.append(Reason("the call draws random numbers of Python or NumPy"))
     return Observation(
@@ -130,16 +133,15 @@ def _stored_globals(code: CodeType) -> Iterator[str]:
     return (i.argval for i in dis.get_instructions(code) if i.opname in names)
 
 
-def _unwatched(watched: tuple[Holder, ...]) -> list[Reason]:
+def _unwatched(places: Iterable[Place]) -> list[Reason]:
     """Return the objects that could change without a guard or a snapshot seeing it."""
     return [
         Reason(
-            f"changes of {reading.path}, a {type(reading.value).__qualname__}, cannot be watched",
+            f"changes of {place.path}, a {type(place.value).__qualname__}, cannot be watched",
             remedy="Use a list, a dict or a tensor",
         )
-        for holder in watched
-        for reading in holder.readings
-        if is_unwatchable(reading.value)
+        for place in places
+        if is_unwatchable(place.value)
     ]
 
 
@@ -165,7 +167,9 @@ class _Tensors:
     """What a call's tensors are like before it: gradients, memory, and what guards compare."""
 
     def __init__(self, call: Call, reach: Reach) -> None:
-        places: list[Place] = [*call.tensors, *reach.tensors()]
+        found: list[Place] = [*call.tensors, *reach.tensors()]
+        self.lazy = [place.path for place in found if is_lazy(place.value)]
+        places = [place for place in found if not is_lazy(place.value)]
         self._before = [(p.path, p.value, _facts(p.value)) for p in places]
         # Kept, so that no other gradient gets the identity of one of these.
         self._gradients = [p.value.grad for p in places if p.value.is_leaf]
@@ -184,7 +188,8 @@ def _facts(tensor: torch.Tensor) -> dict[str, Any]:
     is_strided = tensor.layout is torch.strided
     has_data = is_strided and not tensor.is_meta
     return {
-        "gradient": id(tensor.grad) if tensor.is_leaf and tensor.requires_grad else None,
+        "gradient": id(tensor.grad) if tensor.is_leaf else None,
+        "attributes": [(name, id(value)) for name, value in vars(tensor).items()],
         "shape": tuple(tensor.shape),
         "strides": tensor.stride() if is_strided else None,
         "dtype or device": (tensor.dtype, tensor.device),

@@ -122,10 +122,15 @@ def record_of(
     results = result if isinstance(result, (tuple, list)) else (result,)
     tensors = (r for r in results if isinstance(r, torch.Tensor))
     outputs = tuple((t.dtype, sizes) for t in tensors if 0 not in (sizes := _sizes(t)))
+    name = _MIRRORED.get(str(operator), str(operator))
     if operator in LIFTS:
-        return OpRecord(str(operator), (args[0].tolist(),), outputs, where)
+        return OpRecord(name, (args[0].tolist(),), outputs, where)
     values = tuple(_plain_part(value) for value in (*args, *kwargs.values()))
-    return OpRecord(str(operator), values, outputs, where)
+    return OpRecord(name, values, outputs, where)
+
+
+# Python asks a Parameter on the right hand side first, which a fake of it is not.
+_MIRRORED = {"aten.gt.Tensor": "aten.lt.Tensor", "aten.ge.Tensor": "aten.le.Tensor"}
 
 
 def _plain_part(value: Any) -> Any:

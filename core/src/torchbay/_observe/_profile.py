@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
@@ -61,7 +62,7 @@ def _takes_nested_path(arguments: dict[str, Any]) -> bool:
     return has_mask and encoder.use_nested_tensor and not encoder.training
 
 
-_RANDOM_CODE = {
+_SETTERS = {
     inspect.unwrap(function).__code__: function.__name__
     for function in (
         torch.manual_seed,
@@ -71,9 +72,15 @@ _RANDOM_CODE = {
         torch.cuda.manual_seed,
         torch.cuda.manual_seed_all,
         torch.cuda.set_rng_state,
+        torch.set_default_device,
+        torch.set_default_dtype,
+        torch.set_default_tensor_type,
+        torch.set_deterministic_debug_mode,
+        torch.set_float32_matmul_precision,
+        torch.use_deterministic_algorithms,
     )
 }
-"""What sets a random generator: a graph can only draw from one."""
+"""What sets state that a graph can only run under."""
 
 _ENVIRONMENT: dict[bytes, bytes] = vars(os.environ)["_data"]
 _ENVIRONMENT_CODE = type(os.environ).__getitem__.__code__
@@ -139,8 +146,8 @@ class ProfileRecorder:
             self._give_up(Reason(what, user_line(), remedy))
         elif code in _TENSOR_CODE:
             self._refuse(f"{_TENSOR_CODE[code]} is not an operator", frame.f_back)
-        elif code in _RANDOM_CODE:
-            self._refuse(f"the call sets a random generator, {_RANDOM_CODE[code]}()", frame.f_back)
+        elif code in _SETTERS:
+            self._refuse(f"the call sets ambient state, {_SETTERS[code]}()", frame.f_back)
         elif code is _ENVIRONMENT_CODE:
             self._read_variable(frame.f_locals["key"])
         elif code not in self.codes and code.co_name != "<module>":
@@ -208,11 +215,13 @@ def _may_be_blamed(frame: FrameType) -> bool:
     return caller is not None and _is_users(caller)
 
 
-_STDLIB = os.path.dirname(os.__file__) + os.sep
+_STDLIB = str(Path(os.__file__).parent) + os.sep
 
 
 def _is_standard(filename: str) -> bool:
-    return filename.startswith(_STDLIB) and "-packages" not in filename
+    """Whether a file is Python's own, or one that wraps functions on the way to others."""
+    is_wrapping = "/torch/_dynamo/" in filename or filename.endswith("/torch/_compile.py")
+    return is_wrapping or (filename.startswith(_STDLIB) and "-packages" not in filename)
 
 
 def _is_module_code(filename: str) -> bool:

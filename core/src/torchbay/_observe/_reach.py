@@ -13,7 +13,7 @@ import array
 import collections
 import functools
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import (
     BuiltinFunctionType,
     CellType,
@@ -45,7 +45,7 @@ class Reading:
 
     Attributes:
         path: How a user would write it: ``self.layers.0.training``.
-        holder: What holds it: a dict, list, tuple, cell or the namespace of a class.
+        holder: What holds it: a dict, list, tuple, cell, function or the namespace of a class.
         holder_path: How a user would write the holder.
         key: The value's key or index in it; None for a cell.
         value: The value.
@@ -67,16 +67,23 @@ class Holder:
     Attributes:
         path: How a user would write it.
         container: The container itself.
+        owner: The object it is part of.
+        suffix: How it is reached from its owner, as a template.
         is_whole: Whether everything it holds was read, so that one thing more would be a change.
-        owner: The class, for a class's namespace, which only the class can change.
         readings: What was read of it.
+        via: The reading that led to its owner, if one did.
+        is_pinned: Whether guards may keep it alive. What only a call's arguments lead to, they
+            must not: it would live as long as the compiled object.
     """
 
     path: str
     container: Any
+    owner: Any
+    suffix: str = "{}"
     is_whole: bool = True
-    owner: type | None = None
     readings: list[Reading] = attrs.field(factory=list)
+    via: Reading | None = None
+    is_pinned: bool = True
 
 
 class Reach:
@@ -85,8 +92,8 @@ class Reach:
     def __init__(self) -> None:
         self.holders: dict[int, Holder] = {}
         self._parts: dict[int, list[Holder]] = {}
-        self._links: dict[int, list[int]] = {}
         self._roots: list[int] = []
+        self._argument_roots: list[int] = []
         self._pending: collections.deque[tuple[str, Any]] = collections.deque()
         self._kept_alive: list[Any] = []
 
@@ -97,7 +104,8 @@ class Reach:
         reach._root("self", call.function)
         reach._root("torch.nn.modules.module", global_module_hooks())
         for item in call.objects:
-            reach._root(item.path, item.value)
+            reach._argument_roots.append(id(item.value))
+            reach._pending.append((item.path, item.value))
         reach.add_globals(codes)
         reach._follow_pending()
         return reach
@@ -123,23 +131,26 @@ class Reach:
         Each comes with the readings that such code can make. None stands for every name.
         """
         found: dict[int, Holder] = {}
-        pending = collections.deque(self._roots)
-        seen: set[int] = set()
-        while pending:
-            if (part := pending.popleft()) in seen:
-                continue
-            seen.add(part)
-            pending += self._links.get(part, ())
-            for holder in self._parts.get(part, ()):
-                readings = [r for r in holder.readings if _can_name(r, names)]
-                found[id(holder.container)] = attrs.evolve(holder, readings=readings)
-                pending += [id(reading.value) for reading in readings]
+        for roots, is_pinned in ((self._roots, True), (self._argument_roots, False)):
+            pending: collections.deque[tuple[int, Reading | None]]
+            pending = collections.deque((root, None) for root in roots)
+            seen: set[int] = set()
+            while pending:
+                part, via = pending.popleft()
+                if part in seen:
+                    continue
+                seen.add(part)
+                for holder in self._parts.get(part, ()):
+                    readings = [r for r in holder.readings if _can_name(r, names)]
+                    pending += [(id(reading.value), reading) for reading in readings]
+                    watched = attrs.evolve(holder, readings=readings, via=via, is_pinned=is_pinned)
+                    found.setdefault(id(holder.container), watched)
         return list(found.values())
 
     def hold(self, path: str, container: Any, part_of: Any, **more: Any) -> Holder:
         """Note a container as part of an object."""
         if (holder := self.holders.get(id(container))) is None:
-            holder = self.holders[id(container)] = Holder(path, container, **more)
+            holder = self.holders[id(container)] = Holder(path, container, part_of, **more)
         parts = self._parts.setdefault(id(part_of), [])
         if holder not in parts:
             parts.append(holder)
@@ -151,11 +162,6 @@ class Reach:
         holder.readings.append(reading)
         self._pending.append((path, value))
         return reading
-
-    def link(self, path: str, whole: Any, part: Any) -> None:
-        """Note that who has one object has the other, which is to be followed."""
-        self._links.setdefault(id(whole), []).append(id(part))
-        self._pending.append((path, part))
 
     def _root(self, path: str, value: Any) -> None:
         self._roots.append(id(value))
@@ -191,30 +197,33 @@ def _can_name(reading: Reading, names: frozenset[str] | None) -> bool:
 def _walk_module(reach: Reach, path: str, module: torch.nn.Module) -> None:
     attributes = module.__dict__
     for name in ("_parameters", "_buffers", "_modules"):
-        _walk_registry(reach, path, module, attributes[name])
+        _walk_registry(reach, path, module, name)
     for name in ("_forward_hooks", "_forward_pre_hooks"):
-        _walk_items(reach, reach.hold(f"{path}.{name}", attributes[name], module))
-    holder = reach.hold(path, attributes, module)
+        suffix = f"{{}}.__dict__[{name!r}]"
+        _walk_items(reach, reach.hold(f"{path}.{name}", attributes[name], module, suffix=suffix))
+    holder = reach.hold(path, attributes, module, suffix="{}.__dict__")
     for name, value in list(attributes.items()):
         if name not in _MODULE_INTERNALS:
             reach.read(holder, f"{path}.{name}", name, value, name)
     _walk_class(reach, type(module), module)
 
 
-def _walk_registry(
-    reach: Reach, path: str, module: torch.nn.Module, registry: dict[str, Any]
-) -> None:
-    holder = reach.hold(path, registry, module)
-    for name, value in list(registry.items()):
+def _walk_registry(reach: Reach, path: str, module: torch.nn.Module, registry: str) -> None:
+    entries = module.__dict__[registry]
+    holder = reach.hold(path, entries, module, suffix=f"{{}}.__dict__[{registry!r}]")
+    for name, value in list(entries.items()):
         # A tensor or a submodule may be reached by iterating, without its name.
         reach.read(holder, f"{path}.{name}", name, value, name if value is None else None)
 
 
 def _walk_object(reach: Reach, path: str, value: Any) -> None:
     attributes = vars(value)
-    holder = reach.hold(path, attributes, value)
+    holder = reach.hold(path, attributes, value, suffix="{}.__dict__")
+    # Python's own code names the one attribute of these.
+    is_named_elsewhere = isinstance(value, (collections.UserDict, collections.UserList))
     for name, attribute in list(attributes.items()):
-        reach.read(holder, f"{path}.{name}", name, attribute, name)
+        needed = None if is_named_elsewhere else name
+        reach.read(holder, f"{path}.{name}", name, attribute, needed)
     _walk_class(reach, type(value), value)
 
 
@@ -225,7 +234,8 @@ def _walk_class(reach: Reach, kind: type, value: Any) -> None:
             namespace = _namespace(base)
             is_new = id(namespace) not in reach.holders
             path = base.__qualname__
-            holder = reach.hold(path, namespace, value, is_whole=False, owner=base)
+            holder = reach.hold(path, namespace, base, is_whole=False, suffix="{}.__dict__")
+            reach.hold(path, namespace, value)
             if is_new:
                 _read_class(reach, base, holder)
 
@@ -235,7 +245,9 @@ def _read_class(reach: Reach, kind: type, holder: Holder) -> None:
         function = value.fget if isinstance(value, property) else value
         if isinstance(function, FunctionType):
             reach.add_globals(dict.fromkeys(_nested(function.__code__), function.__globals__))
-        if not name.startswith("__") and not isinstance(value, (property, classmethod, staticmethod)):
+        if not name.startswith("__") and not isinstance(
+            value, (property, classmethod, staticmethod)
+        ):
             reach.read(holder, f"{kind.__qualname__}.{name}", name, value, name)
 
 
@@ -258,37 +270,55 @@ def _walk_container(reach: Reach, path: str, value: Any) -> None:
 
 
 def _walk_function(reach: Reach, path: str, function: FunctionType) -> None:
-    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-        _walk_cell(reach, function, name, cell)
-    for defaults in (function.__defaults__, function.__kwdefaults__):
-        if defaults:
-            _walk_items(reach, reach.hold(f"the defaults of {path}", defaults, function))
+    for index, cell in enumerate(function.__closure__ or ()):
+        _walk_cell(reach, function, index, cell)
+    holder = reach.hold(function.__name__, function, function, is_whole=False)
+    for name in ("__defaults__", "__kwdefaults__"):
+        if (defaults := getattr(function, name)) is not None:
+            reach.read(holder, f"{path}.{name}", name, defaults, None)
+    if attributes := vars(function):
+        _walk_items(reach, reach.hold(path, attributes, function, suffix="{}.__dict__"))
     if is_user_file(function.__code__.co_filename):
         reach.add_globals(dict.fromkeys(_nested(function.__code__), function.__globals__))
 
 
-def _walk_cell(reach: Reach, function: FunctionType, name: str, cell: CellType) -> None:
+def _walk_cell(reach: Reach, function: FunctionType, index: int, cell: CellType) -> None:
     try:
         value = cell.cell_contents
     except ValueError:
         return
-    holder = reach.hold(f"{function.__name__}_{name}", cell, function)
+    name = function.__code__.co_freevars[index]
+    suffix = f"{{}}.__closure__[{index}]"
+    holder = reach.hold(f"{function.__name__}_{name}", cell, function, suffix=suffix)
     reach.read(holder, name, None, value, None)
 
 
 def _walk_method(reach: Reach, path: str, method: MethodType) -> None:
-    reach.link(path, method, method.__self__)
-    reach.link(path, method, method.__func__)
+    _hold_parts(
+        reach, path, method, "({0}.__self__, {0}.__func__)", method.__self__, method.__func__
+    )
+
+
+def _walk_builtin(reach: Reach, path: str, method: BuiltinFunctionType) -> None:
+    _hold_parts(reach, path, method, "({0}.__self__,)", method.__self__)
 
 
 def _walk_partial(reach: Reach, path: str, partial: functools.partial[Any]) -> None:
-    reach.link(path, partial, partial.func)
-    _walk_items(reach, reach.hold(f"{path}.args", partial.args, partial))
-    _walk_items(reach, reach.hold(f"{path}.keywords", partial.keywords, partial))
+    _hold_parts(reach, path, partial, "({0}.func,)", partial.func)
+    _walk_items(reach, reach.hold(f"{path}.args", partial.args, partial, suffix="{}.args"))
+    keywords = reach.hold(f"{path}.keywords", partial.keywords, partial, suffix="{}.keywords")
+    _walk_items(reach, keywords)
 
 
 def _walk_wrapper(reach: Reach, path: str, wrapper: Any) -> None:
-    reach.link(path, wrapper, wrapper.__wrapped__)
+    _hold_parts(reach, path, wrapper, "({0}.__wrapped__,)", wrapper.__wrapped__)
+
+
+def _hold_parts(reach: Reach, path: str, whole: Any, suffix: str, *parts: Any) -> None:
+    """Note objects that another one cannot be without."""
+    holder = reach.hold(path, parts, whole, suffix=suffix)
+    for index, part in enumerate(parts):
+        reach.read(holder, path, index, part, None)
 
 
 def _walk_set(reach: Reach, path: str, value: set[Any]) -> None:
@@ -296,7 +326,7 @@ def _walk_set(reach: Reach, path: str, value: set[Any]) -> None:
 
 
 def _walk_python_module(reach: Reach, path: str, module: ModuleType) -> None:
-    holder = reach.hold(path, module.__dict__, module, is_whole=False)
+    holder = reach.hold(path, module.__dict__, module, is_whole=False, suffix="{}.__dict__")
     for name, value in list(vars(module).items()):
         if not name.startswith("__") and _may_change(value, is_library=False):
             reach.read(holder, f"{module.__name__}.{name}", name, value, name)
@@ -307,9 +337,13 @@ _MODULE_INTERNALS = frozenset(vars(torch.nn.Module())) - {"training"}
 
 def _may_change(value: Any, *, is_library: bool) -> bool:
     """Whether a global is state rather than a definition: nobody rebinds what a library defines."""
+    if isinstance(value, functools.partial) or hasattr(value, "__wrapped__"):
+        return not is_library
+    if isinstance(value, BuiltinFunctionType):
+        return not is_plain(value)
     if isinstance(value, (FunctionType, type, ModuleType)):
         return _is_own(value)
-    is_scalar = is_plain(value) and not isinstance(value, BuiltinFunctionType)
+    is_scalar = is_plain(value)
     if is_library:
         return is_scalar or isinstance(value, (torch.Tensor, torch.nn.Module))
     is_container = isinstance(value, (list, tuple, dict, set)) and len(value) <= _LARGEST
@@ -320,6 +354,8 @@ def _is_own(definition: Any) -> bool:
     """Whether a function, class or module is the user's own rather than a library's."""
     if isinstance(definition, type):
         return _is_users_class(definition)
+    if isinstance(definition, ModuleType) and definition.__spec__ is None:
+        return True
     filename = (
         definition.__code__.co_filename
         if isinstance(definition, FunctionType)
@@ -337,7 +373,7 @@ def _is_users_class(kind: type) -> bool:
 
 
 def _walker_of(value: Any) -> Callable[[Reach, str, Any], None] | None:
-    if is_plain(value) and not isinstance(value, type) or isinstance(value, torch.Tensor):
+    if isinstance(value, torch.Tensor) or (is_plain(value) and not isinstance(value, type)):
         return None
     if isinstance(value, (list, tuple, dict)) and len(value) > _LARGEST:
         return None
@@ -360,11 +396,13 @@ def _walk_own_class(reach: Reach, path: str, kind: type) -> None:
 _WALKERS: dict[type, Callable[[Reach, str, Any], None]] = {
     torch.nn.Module: _walk_module,
     dict: _walk_container,
+    MappingProxyType: _walk_container,
     list: _walk_container,
     tuple: _walk_container,
     set: _walk_set,
     FunctionType: _walk_function,
     MethodType: _walk_method,
+    BuiltinFunctionType: _walk_builtin,
     functools.partial: _walk_partial,
 }
 
@@ -393,6 +431,7 @@ def is_unwatchable(value: Any) -> bool:
         isinstance(value, _UNWATCHABLE)
         or (kind.__module__, kind.__qualname__) == ("numpy", "ndarray")
         or (isinstance(value, (list, tuple, dict)) and len(value) > _LARGEST)
+        or hasattr(kind, "__next__")
         or (isinstance(value, set) and not is_plain(frozenset(value)))
         or (_is_users_class(kind) and not hasattr(value, "__dict__"))
     )

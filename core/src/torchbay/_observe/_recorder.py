@@ -43,7 +43,7 @@ class OpRecorder(ObservingDispatchMode):
         leave_mode(self)
         self._has_left = True
 
-    def __exit__(self, *exception: Any) -> None:
+    def __exit__(self, *exception: object) -> None:
         if not self._has_left:
             super().__exit__(*exception)
 

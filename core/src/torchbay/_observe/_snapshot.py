@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from types import CellType
+from types import CellType, FunctionType, MappingProxyType
 from typing import Any
 
 import attrs
@@ -68,6 +68,8 @@ def _copy(holder: Holder, like: dict[Any, Any] | None = None) -> dict[Any, Any]:
         return dict.fromkeys(container, True)
     if holder.is_whole:
         return dict(container)
+    if isinstance(container, FunctionType):
+        return {reading.key: getattr(container, reading.key) for reading in holder.readings}
     keys = like if like is not None else [reading.key for reading in holder.readings]
     return {key: container[key] for key in keys if key in container}
 
@@ -82,7 +84,8 @@ def _put_back(holder: Holder, before: dict[Any, Any]) -> None:
     elif isinstance(container, set):
         container.intersection_update(before)
         container.update(before)
-    elif holder.owner is not None:
+    elif isinstance(container, (FunctionType, MappingProxyType)):
+        # A class's namespace changes through the class only; a plain proxy, not at all.
         for key, old in before.items():
             setattr(holder.owner, key, old)
     else:

@@ -99,7 +99,7 @@ def trace(call: Call, observation: Observation) -> Trace:
         args, kwargs = call.around(_distinct(call, by_tensor))
         with tracer, Substitution(by_tensor, answers), fake_tolist(answers.tolist):
             value = call.function(*args, **kwargs)
-        source = result.read(observation.result, value)
+        source = result.expression(observation.result, value)
         return [*result.tensors, *(tensor for read in answers.tensors for tensor in read)]
 
     graph = _traced(flat, fakes, mode, Snapshot(observation.reach))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Mapping
 from typing import Any
 
@@ -31,15 +32,28 @@ class ResultReader:
         self._inputs = inputs
         self._names = names
         self._slots: dict[int, int] = {}
+        self._times: collections.Counter[int] = collections.Counter()
+        self._made: dict[int, str] = {}
 
-    def read(self, observed: Any, traced: Any, path: str = "result", depth: int = 0) -> str:
+    def expression(self, observed: Any, traced: Any) -> str:
         """Return an expression that makes the result.
 
         Raises:
             CannotServe: The runs returned different things, or something that cannot be made anew.
         """
+        self._count(observed, 0)
+        return self._read(observed, traced, "result")
+
+    def _count(self, value: Any, depth: int) -> None:
+        """Count how often each container stands in the result: as often, it is one object."""
         if depth > _DEEPEST:
-            raise CannotServe(f"{path} holds itself or is nested too deeply")
+            raise CannotServe("the result holds itself or is nested too deeply")
+        if not isinstance(value, torch.Tensor) and (parts := take_apart(value, fresh=True)):
+            self._times[id(value)] += 1
+            for child in parts.children:
+                self._count(child, depth + 1)
+
+    def _read(self, observed: Any, traced: Any, path: str) -> str:
         if isinstance(traced, torch.Tensor):
             return self._tensor(traced)
         if is_plain(observed):
@@ -48,7 +62,13 @@ class ResultReader:
             return source
         if observed is traced:
             return self._names.of(observed, path)
-        return self._container(observed, traced, path, depth)
+        if (name := self._made.get(id(observed))) is not None:
+            return name
+        source = self._container(observed, traced, path)
+        if self._times[id(observed)] == 1:
+            return source
+        name = self._made[id(observed)] = self._names.fresh(path)
+        return f"({name} := {source})"
 
     def _tensor(self, tensor: torch.Tensor) -> str:
         if (position := self._inputs.get(id(tensor))) is not None:
@@ -60,9 +80,7 @@ class ResultReader:
 
     def _plain(self, observed: Any, traced: Any, path: str) -> str:
         if not same_value(observed, traced):
-            raise CannotServe(
-                f"{path} is {observed!r} in one run of the call, {traced!r} in another"
-            )
+            raise CannotServe(f"{path} is {observed!r} in one run and {traced!r} in another")
         is_literal = type(observed) in (int, str, bool, type(None))
         return repr(observed) if is_literal else self._names.of(observed, path)
 
@@ -73,7 +91,7 @@ class ResultReader:
                 return item.access
         return None
 
-    def _container(self, observed: Any, traced: Any, path: str, depth: int) -> str:
+    def _container(self, observed: Any, traced: Any, path: str) -> str:
         first, second = take_apart(observed, fresh=True), take_apart(traced, fresh=True)
         if first is None or second is None:
             kind = f"{type(observed).__module__}.{type(observed).__qualname__}"
@@ -81,7 +99,7 @@ class ResultReader:
         if type(observed) is not type(traced) or first.labels != second.labels:
             raise CannotServe(f"{path} has another form in a second run of the call")
         children = [
-            self.read(child, other, path + label, depth + 1)
+            self._read(child, other, path + label)
             for (label, child), (_, other) in zip(first, second, strict=True)
         ]
         return first.build(children, self._names)
