@@ -34,12 +34,19 @@ from torchbay._specialization import MISS, EagerRoute, Specialization, specializ
 from torchbay._structure import tensors_in
 from torchbay._torch_compat import import_tracer, is_inside_trace
 from torchbay._trace import Trace, trace
-from torchbay.errors import NotServed, RecompileLimit, TorchbayWarning, UnsupportedGraph
+from torchbay.errors import (
+    NotServed,
+    RecompileLimit,
+    TorchbayError,
+    TorchbayWarning,
+    UnsupportedGraph,
+)
 from torchbay.plugin import Backend, Executable
 
 __all__ = ["Dispatcher", "Entry", "live_dispatchers"]
 
 Entry = Specialization | EagerRoute
+Observe = Callable[[Call, Reach], Observation]
 
 _MOST_LEAVES = 64
 _MOST_BUILDS = 64
@@ -90,9 +97,8 @@ class Dispatcher:
 
     def warmup(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Compile for such a call. It does run, but what it writes is undone."""
-        if self._group_of(args, kwargs) is None:
-            self._miss(args, kwargs, rehearse)
-            self.eager_calls -= 1
+        self._miss(args, kwargs, rehearse)
+        self.eager_calls -= 1
 
     def _promote(self, entry: Entry) -> None:
         """Let the specialization used last be tried first."""
@@ -104,14 +110,14 @@ class Dispatcher:
         self,
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
-        run: Callable[[Call, Reach], Observation],
+        run: Observe,
     ) -> Any:
         """Serve a call that no specialization covers, and add one that does."""
         backend = choose(self.settings.backend)
         options = read_options(backend, self.settings.mode, self.settings.options)
         group = self._group_of(args, kwargs)
         if (limit := self._limit(group)) is not None:
-            return self._past_limit(limit, args, kwargs) if run is observe else None
+            return self._past_limit(limit, args, kwargs, run)
         try:
             call = Call.of(self.function, args, kwargs)
         except CannotServe as refusal:
@@ -128,6 +134,10 @@ class Dispatcher:
             entry = self._specialize(call, observation, backend, options)
         except CannotServe as refusal:
             entry = self._eager_route(call, refusal.reason)
+        except TorchbayError:
+            raise
+        except Exception as error:  # noqa: BLE001 - the call has been served, whatever broke here
+            entry = self._eager_route(call, Reason(f"capturing it raised {error!r}"))
         if entry is not None:
             self._add(entry, group, call, reasons)
         if isinstance(entry, EagerRoute):
@@ -146,7 +156,7 @@ class Dispatcher:
         if not self._effects.is_settled(observation.changes):
             return None
         with _compiling:
-            if self._group_of(call.args, call.kwargs) is not None and not observation.gates:
+            if self._is_covered(call, observation):
                 return None
             started = time.perf_counter()
             captured = trace(call, observation)
@@ -202,6 +212,14 @@ class Dispatcher:
         matching = (entry for entry in self.entries if entry.match(args, kwargs) is not None)
         return next((entry.group for entry in matching), None)
 
+    def _is_covered(self, call: Call, observation: Observation) -> bool:
+        """Whether a specialization for such a call is there: another thread was first."""
+        gates = tuple(map(str, observation.gates))
+        return any(
+            entry.gates == gates and entry.match(call.args, call.kwargs) is not None
+            for entry in self.entries
+        )
+
     def _limit(self, group: object | None) -> str | None:
         """Return which limit forbids one more specialization, if one does."""
         groups = [entry.group for entry in self.entries]
@@ -211,7 +229,9 @@ class Dispatcher:
             return f"recompile_limit={self.settings.recompile_limit} is reached"
         return f"{_MOST_BUILDS} graphs were built" if self._builds >= _MOST_BUILDS else None
 
-    def _past_limit(self, limit: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    def _past_limit(
+        self, limit: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], run: Observe
+    ) -> Any:
         last = "; ".join(self._recompile_reasons(args, kwargs))
         what = f"{self.name}: {limit}, and this call needs another specialization: {last}"
         remedy = "Raise recompile_limit, or call with fewer kinds of arguments"
@@ -219,7 +239,7 @@ class Dispatcher:
             raise RecompileLimit(what, account=definition(self.function), remedy=remedy)
         self._warn(limit, f"{what}. Such calls run eagerly. {remedy}")
         self.eager_calls += 1
-        return self.function(*args, **kwargs)
+        return self.function(*args, **kwargs) if run is observe else None
 
     def _eager_route(self, call: Call, reason: Reason) -> EagerRoute:
         """Keep such calls out of the graph from now on."""
@@ -257,14 +277,11 @@ class Dispatcher:
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> tuple[str, ...]:
         """Return how the call differs from the specialization used last."""
-        for entry in self.entries:
-            if mismatches := entry.guards.mismatches(args, kwargs):
-                return tuple(map(str, mismatches))
-        return tuple(
-            f"a branch on data went another way than {gate}"
-            for e in self.entries
-            for gate in e.gates
-        )
+        found = [(entry, entry.guards.mismatches(args, kwargs)) for entry in self.entries]
+        for entry, mismatches in found:
+            if not mismatches:
+                return (f"a branch on data went another way than {', '.join(entry.gates)}",)
+        return tuple(map(str, found[0][1])) if found else ()
 
     def _refuse_unusable(self, call: Call, reach: Reach) -> None:
         where = definition(self.function)
@@ -299,5 +316,7 @@ def _refuse_obstacles(call: Call, observation: Observation) -> None:
                 "its result needs gradients, and training is not served from a graph yet",
                 remedy="Call it under torch.no_grad() or torch.inference_mode() for inference",
             )
+        if vars(tensor):
+            raise CannotServe(f"its result has attributes of its own: {', '.join(vars(tensor))}")
         if type(tensor) is not torch.Tensor:
             raise CannotServe(f"its result is a new {type(tensor).__qualname__}")

@@ -72,7 +72,7 @@ class Settings:
         limit = self.recompile_limit
         if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
             raise InvalidArgument(
-                f"recompile_limit is {limit!r}; it is a whole number of at least 1"
+                f"recompile_limit is {limit!r}", remedy="Pass a whole number of at least 1"
             )
         if self.tracer not in _TRACERS:
             raise InvalidArgument(

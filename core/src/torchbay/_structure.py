@@ -9,9 +9,15 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import datetime as dt
+import decimal
 import enum
+import fractions
 import math
-from collections.abc import Iterator, Sequence
+import operator
+import pathlib
+import uuid
+from collections.abc import Callable, Iterator, Sequence
 from types import BuiltinFunctionType, ModuleType
 from typing import Any
 
@@ -23,6 +29,7 @@ from torchbay._torch_compat import pytree_node
 
 __all__ = [
     "Container",
+    "Form",
     "instance_of",
     "is_plain",
     "same_value",
@@ -40,8 +47,24 @@ _BY_IDENTITY = (
     BuiltinFunctionType,
     type,
 )
-_BY_EQUALITY = (int, str, bytes, torch.device, torch.Size)
-_PLAIN = frozenset({*_BY_IDENTITY, *_BY_EQUALITY, float, complex, range})
+_BY_EQUALITY = (
+    int,
+    str,
+    bytes,
+    range,
+    torch.device,
+    torch.Size,
+    dt.date,
+    dt.datetime,
+    dt.time,
+    dt.timedelta,
+    decimal.Decimal,
+    fractions.Fraction,
+    pathlib.PurePosixPath,
+    pathlib.PosixPath,
+    uuid.UUID,
+)
+_PLAIN = frozenset({*_BY_IDENTITY, *_BY_EQUALITY, float, complex})
 _DEEPEST = 64
 
 
@@ -52,10 +75,15 @@ def is_plain(value: object, depth: int = 0) -> bool:
         return depth < _DEEPEST and all(is_plain(item, depth + 1) for item in value)
     if isinstance(value, slice):
         return all(map(is_plain, (value.start, value.stop, value.step)))
+    if isinstance(value, enum.Enum):
+        return True
     if isinstance(value, BuiltinFunctionType):
         # Bound to an object, it is a way to that object.
         return value.__self__ is None or isinstance(value.__self__, ModuleType)
-    return kind in _PLAIN or isinstance(value, (enum.Enum, type)) or _is_numpy_scalar(value)
+    if isinstance(value, (int, float, str)):
+        # Of a subclass, as long as it adds nothing.
+        return not getattr(value, "__dict__", None)
+    return kind in _PLAIN or isinstance(value, type) or _is_numpy_scalar(value)
 
 
 def _is_numpy_scalar(value: object) -> bool:
@@ -68,22 +96,46 @@ def same_value(left: object, right: object) -> bool:
     """Compare plain values as a program can: 1, 1.0 and True differ, so do 0.0 and -0.0."""
     if type(left) is not type(right):
         return False
-    if isinstance(left, float) and isinstance(right, float):
-        both_nan = math.isnan(left) and math.isnan(right)
-        return both_nan or (left == right and math.copysign(1, left) == math.copysign(1, right))
-    if isinstance(left, complex) and isinstance(right, complex):
-        return same_value(left.real, right.real) and same_value(left.imag, right.imag)
-    if isinstance(left, (tuple, list)) and isinstance(right, (tuple, list)):
-        return len(left) == len(right) and all(map(same_value, left, right))
-    if isinstance(left, slice) and isinstance(right, slice):
-        return same_value((left.start, left.stop, left.step), (right.start, right.stop, right.step))
-    if isinstance(left, frozenset) and isinstance(right, frozenset):
-        return left == right and {(type(i), i) for i in left} == {(type(i), i) for i in right}
-    if isinstance(left, (*_BY_EQUALITY, range)):
-        return left == right
-    if _is_numpy_scalar(left):
-        return same_value(left.item(), right.item())  # type: ignore[attr-defined]
-    return left is right
+    for kinds, same in _SAME:
+        if isinstance(left, kinds):
+            return bool(same(left, right))
+    return _is_numpy_scalar(left) and same_value(left.item(), right.item())  # type: ignore[attr-defined]
+
+
+def _same_float(left: float, right: float) -> bool:
+    if math.isnan(left) or math.isnan(right):
+        return math.isnan(left) and math.isnan(right)
+    return float(left) == float(right) and math.copysign(1, left) == math.copysign(1, right)
+
+
+def _same_complex(left: complex, right: complex) -> bool:
+    return _same_float(left.real, right.real) and _same_float(left.imag, right.imag)
+
+
+def _same_items(left: Sequence[Any], right: Sequence[Any]) -> bool:
+    return len(left) == len(right) and all(map(same_value, left, right))
+
+
+def _same_slice(left: slice, right: slice) -> bool:
+    return _same_items((left.start, left.stop, left.step), (right.start, right.stop, right.step))
+
+
+def _same_set(left: frozenset[Any], right: frozenset[Any]) -> bool:
+    return left == right and {(type(i), i) for i in left} == {(type(i), i) for i in right}
+
+
+# The first that fits. Not ``==`` for numbers and text: a subclass may define it as it likes.
+_SAME: tuple[tuple[Any, Callable[[Any, Any], bool]], ...] = (
+    ((enum.Enum, *_BY_IDENTITY), operator.is_),
+    (float, _same_float),
+    (complex, _same_complex),
+    (int, int.__eq__),
+    (str, str.__eq__),
+    (_BY_EQUALITY, operator.eq),
+    ((tuple, list), _same_items),
+    (slice, _same_slice),
+    (frozenset, _same_set),
+)
 
 
 def value_test(access: str, value: object, names: Names) -> str:
@@ -98,6 +150,46 @@ def value_test(access: str, value: object, names: Names) -> str:
     if kind in _BY_IDENTITY or isinstance(value, (enum.Enum, type)):
         return f"{access} is {names.of(value, getattr(value, '__name__', str(value)))}"
     return f"{names.of(same_value, 'same_value')}({access}, {names.of(value, kind.__name__)})"
+
+
+@attrs.frozen
+class Form:
+    """What two containers have in common whatever they hold: class, and size or keys."""
+
+    kind: type
+    size: int
+    keys: tuple[Any, ...] | None = None
+
+    def test(self, access: str, names: Names) -> str:
+        """Return an expression that is true when ``access`` is a container of this form."""
+        is_builtin = self.kind in (tuple, list, dict)
+        name = self.kind.__name__ if is_builtin else names.of(self.kind, self.kind.__name__)
+        is_kind = f"type({access}) is {name}"
+        if issubclass(self.kind, dict):
+            return f"{is_kind} and {self._has_keys(access, names)}"
+        if issubclass(self.kind, (tuple, list)):
+            return f"{is_kind} and len({access}) == {self.size}"
+        return f"{is_kind} and [*{access}.__dict__] == {list(self.keys or ())!r}"
+
+    def is_same(self, other: Form) -> bool:
+        """Whether a container of the other form would pass the test."""
+        mine, theirs = (self.size, self.keys), (other.size, other.keys)
+        return self.kind is other.kind and same_value(mine, theirs)
+
+    def _has_keys(self, access: str, names: Names) -> str:
+        keys = self.keys or ()
+        if all(type(key) is str for key in keys):
+            return f"[*{access}] == {list(keys)!r}"
+        # 1, 1.0 and True are one key to a dict, and three to a program that iterates over it.
+        return f"{names.of(same_value, 'same_value')}((*{access},), {names.of(keys, 'keys')})"
+
+    def __str__(self) -> str:
+        kind = self.kind.__qualname__
+        return (
+            f"{kind} of length {self.size}"
+            if self.keys is None
+            else f"{kind} with {list(self.keys)}"
+        )
 
 
 @attrs.frozen
@@ -116,22 +208,10 @@ class Container:
     children: tuple[Any, ...]
     keys: Any = None
 
-    def test(self, access: str, names: Names) -> str:
-        """Return an expression that is true when ``access`` is a container of the same form."""
-        kind = type(self.value)
-        name = kind.__name__ if kind in (tuple, list, dict) else names.of(kind, kind.__name__)
-        is_kind = f"type({access}) is {name}"
-        if isinstance(self.value, dict):
-            return f"{is_kind} and {self._has_keys(access, names)}"
-        if isinstance(self.value, (tuple, list)):
-            return f"{is_kind} and len({access}) == {len(self.children)}"
-        return f"{is_kind} and [*{access}.__dict__] == {list(self.keys)!r}"
-
-    def _has_keys(self, access: str, names: Names) -> str:
-        if all(type(key) is str for key in self.keys):
-            return f"[*{access}] == {list(self.keys)!r}"
-        # 1, 1.0 and True are one key to a dict, and three to a program that iterates over it.
-        return f"{names.of(same_value, 'same_value')}((*{access},), {names.of(self.keys, 'keys')})"
+    @property
+    def form(self) -> Form:
+        """What must be equal for a container to stand in its place; holds nothing of it."""
+        return Form(type(self.value), len(self.children), self.keys)
 
     def access(self, access: str, index: int, names: Names) -> str:
         """Return an expression for one child of the container that ``access`` stands for."""

@@ -27,6 +27,7 @@ __all__ = [
     "compiler_flag",
     "fake_tensor_mode",
     "fake_tolist",
+    "function_mode_count",
     "functionalized",
     "global_module_hooks",
     "import_tracer",
@@ -119,6 +120,11 @@ def is_inside_trace() -> bool:
     )
 
 
+def function_mode_count() -> int:
+    """Return how many torch-function modes are active, a default device being one."""
+    return int(_function_modes())
+
+
 def only_default_device_modes() -> bool:
     """Whether every active torch-function mode merely sets a default device."""
     stack = (torch._C._get_function_stack_at(i) for i in range(_function_modes()))
@@ -178,9 +184,13 @@ def compiler_flag() -> Iterator[None]:
         _flag_users += 1
         torch.compiler._is_compiling_flag = True
         torch.backends.mha.set_fastpath_enabled(False)
+    # With a cache, the run that comes second does not cast what the first one did.
+    caches = torch.is_autocast_cache_enabled()
+    torch.set_autocast_cache_enabled(False)
     try:
         yield
     finally:
+        torch.set_autocast_cache_enabled(caches)
         with _flag_lock:
             _flag_users -= 1
             if _flag_users == 0:
@@ -221,6 +231,9 @@ def fake_tensor_mode() -> Any:
 def to_fake(mode: Any, tensor: torch.Tensor) -> torch.Tensor:
     """Return the fake of a tensor, with static sizes; aliases stay aliases within one mode."""
     fake: torch.Tensor = mode.from_tensor(tensor, static_shapes=True)
+    if fake.is_leaf:
+        # A copy of the real gradient, which the program must not read as a constant.
+        fake.grad = None
     return fake
 
 

@@ -136,7 +136,7 @@ class _Sources:
 def _call_guards(call: Call) -> Iterable[Guard]:
     yield ShapeOfCallGuard(len(call.args), tuple(call.kwargs))
     for item, container in call.containers:
-        yield ContainerGuard(item.path, item.access, container)
+        yield ContainerGuard(item.path, item.access, container.form)
     for item in call.values:
         yield ValueGuard(item.path, item.access, item.value)
     for item in call.objects:

@@ -11,8 +11,8 @@ import attrs
 import torch
 
 from torchbay._source import Names
-from torchbay._structure import Container, same_value, value_test
-from torchbay._torch_compat import only_default_device_modes
+from torchbay._structure import Form, same_value, take_apart, value_test
+from torchbay._torch_compat import function_mode_count
 
 __all__ = [
     "CANNOT_LOOK",
@@ -100,31 +100,24 @@ class ShapeOfCallGuard:
         return f"{positional} positional arguments{named}"
 
 
-@attrs.frozen(eq=False)
+@attrs.frozen
 class ContainerGuard:
     """A container is of one class and holds as many things, under the same keys."""
 
     path: str
     access: str
-    container: Container
+    form: Form
 
     def source(self, names: Names) -> str:
-        return self.container.test(self.access, names)
+        return self.form.test(self.access, names)
 
     def mismatch(self, variables: Mapping[str, Any]) -> Mismatch | None:
         found, value = _look(self.access, variables)
-        names = Names()
-        test = self.container.test("value", names)
-        if found and _look(test, {**names.values, "value": value}) == (True, True):
+        container = take_apart(value) if found else None
+        if container is not None and container.form.is_same(self.form):
             return None
-        return Mismatch(self.path, _form(self.container.value), _form(value) if found else _MISSING)
-
-
-def _form(value: object) -> str:
-    kind = type(value).__qualname__
-    if isinstance(value, dict):
-        return f"{kind} with keys {list(value)}"
-    return f"{kind} of length {len(value)}" if isinstance(value, (list, tuple)) else kind
+        seen = container.form if container is not None else type(value).__qualname__
+        return Mismatch(self.path, str(self.form), str(seen) if found else _MISSING)
 
 
 @attrs.frozen
@@ -269,7 +262,12 @@ class SizeGuard:
         found, seen = _look(self.access, variables)
         if found and isinstance(seen, Sized) and (type(seen), len(seen)) == (self.kind, self.size):
             return None
-        return Mismatch(self.path, f"{self.size} elements", _form(seen) if found else _MISSING)
+        shown = (
+            f"{type(seen).__qualname__} of length {len(seen)}"
+            if isinstance(seen, Sized)
+            else _MISSING
+        )
+        return Mismatch(self.path, f"{self.kind.__qualname__} of length {self.size}", shown)
 
 
 @attrs.frozen(eq=False)
@@ -379,7 +377,7 @@ def ambient_values() -> dict[str, Any]:
         "deterministic algorithms": torch.are_deterministic_algorithms_enabled(),
         "float32 matmul precision": torch.get_float32_matmul_precision(),
         "thread count": torch.get_num_threads(),
-        "modes": only_default_device_modes(),
+        "modes over torch's functions": function_mode_count(),
     }
     for device in ("cpu", "cuda"):
         if torch.is_autocast_enabled(device):

@@ -16,7 +16,7 @@ from torch.nn.parameter import is_lazy
 
 from torchbay._call import Call, Place
 from torchbay._observe._effects import EffectHistory
-from torchbay._observe._ops import GATES, LIFTS, Gate, OpRecord, is_compared, record_of
+from torchbay._observe._ops import BATCH_NORMS, GATES, LIFTS, Gate, OpRecord, is_compared, record_of
 from torchbay._observe._profile import ProfileRecorder, profiled
 from torchbay._observe._reach import Holder, Reach, Reading, is_unwatchable
 from torchbay._observe._recorder import OpRecorder
@@ -26,6 +26,7 @@ from torchbay._reason import CannotServe, Reason
 from torchbay._torch_compat import compiler_flag
 
 __all__ = [
+    "BATCH_NORMS",
     "GATES",
     "LIFTS",
     "Change",
@@ -82,7 +83,7 @@ def observe(call: Call, reach: Reach) -> Observation:
     """Run a call and record it. Whatever the call raises passes through untouched."""
     snapshot, tensors, randomness = Snapshot(reach), _Tensors(call, reach), _python_randomness()
     recorder = OpRecorder()
-    profile = ProfileRecorder(recorder.gates, recorder.leave)
+    profile = ProfileRecorder(recorder)
     with compiler_flag(), recorder, profiled(profile):
         result = call.function(*call.args, **call.kwargs)
     changes = [*snapshot.changes(), *_argument_changes(call), *profile.effects]

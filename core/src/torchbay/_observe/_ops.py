@@ -10,7 +10,7 @@ import torch
 
 from torchbay._structure import is_plain, same_value
 
-__all__ = ["GATES", "LIFTS", "Gate", "OpRecord", "is_compared", "record_of"]
+__all__ = ["BATCH_NORMS", "GATES", "LIFTS", "Gate", "OpRecord", "is_compared", "record_of"]
 
 aten = torch.ops.aten
 
@@ -24,6 +24,9 @@ GATES = frozenset(
     }
 )
 """Operators that turn tensor data into a Python value."""
+
+BATCH_NORMS = frozenset({aten.native_batch_norm.default, aten.cudnn_batch_norm.default})
+"""Operators that move the statistics they are given, as arguments 3 and 4, and do not say so."""
 
 LIFTS = frozenset({aten.lift_fresh.default, aten.lift_fresh_copy.default, aten.lift.default})
 """Operators that bring a tensor made from Python values into the program."""

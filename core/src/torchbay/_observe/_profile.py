@@ -21,6 +21,7 @@ from typing import Any
 import torch
 
 from torchbay._observe._ops import Gate
+from torchbay._observe._recorder import OpRecorder
 from torchbay._observe._snapshot import Change
 from torchbay._reason import Reason
 from torchbay._source import is_library_file, is_user_file, user_line
@@ -103,16 +104,18 @@ class ProfileRecorder:
         environment: The environment variables it read, with their values.
     """
 
-    def __init__(self, gates: list[Gate], abandon: Callable[[], None]) -> None:
+    def __init__(self, operators: OpRecorder) -> None:
         self.codes: set[CodeType] = set()
         self.user_codes: dict[CodeType, dict[str, Any]] = {}
         self.obstacles: list[Reason] = []
         self.effects: list[Change] = []
-        self._abandon = abandon
         self.environment: dict[str, str | None] = {}
-        self._gates = gates
+        self._operators = operators
 
     def __call__(self, frame: FrameType, event: str, function: Any) -> None:
+        if self._operators.is_inside_operator:
+            # What a Python kernel does is the operator's business.
+            return
         try:
             self._record(frame, event, function)
         except Exception as error:  # noqa: BLE001 - the call goes on, whatever happens here
@@ -158,7 +161,7 @@ class ProfileRecorder:
         self.obstacles.append(reason)
         suspend_compiler_flag()
         sys.setprofile(None)
-        self._abandon()
+        self._operators.leave()
 
     def _read_variable(self, name: str) -> None:
         # Asking os.environ would be one more read, without end.
@@ -190,7 +193,7 @@ class ProfileRecorder:
     def _called_tensor_method(self, frame: FrameType, tensor: torch.Tensor, name: str) -> None:
         if name == "tolist":
             where = f"{frame.f_code.co_filename}:{frame.f_lineno}"
-            self._gates.append(Gate(torch.Tensor.tolist, (), tensor.tolist(), where))
+            self._operators.gates.append(Gate(torch.Tensor.tolist, (), tensor.tolist(), where))
         elif name in _TENSOR_METHODS:
             self._refuse(f"{_TENSOR_METHODS[name]} is not an operator", frame)
 

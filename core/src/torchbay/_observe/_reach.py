@@ -12,7 +12,12 @@ import argparse
 import array
 import collections
 import functools
+import io
+import queue
+import random
 import sys
+import threading
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from types import (
     BuiltinFunctionType,
@@ -421,7 +426,24 @@ def _is_watchable(value: Any) -> bool:
 
 
 _LIBRARIES = frozenset(sys.stdlib_module_names) - {"__main__"} | {"torch", "torchbay", "numpy"}
-_UNWATCHABLE = (collections.deque, bytearray, array.array, memoryview)
+_UNWATCHABLE = (
+    array.array,
+    bytearray,
+    collections.deque,
+    io.IOBase,
+    memoryview,
+    queue.Queue,
+    queue.SimpleQueue,
+    random.Random,
+    threading.Barrier,
+    threading.Condition,
+    threading.Event,
+    threading.Semaphore,
+    threading.local,
+    weakref.WeakKeyDictionary,
+    weakref.WeakSet,
+    weakref.WeakValueDictionary,
+)
 
 
 def is_unwatchable(value: Any) -> bool:
@@ -432,6 +454,7 @@ def is_unwatchable(value: Any) -> bool:
         or (kind.__module__, kind.__qualname__) == ("numpy", "ndarray")
         or (isinstance(value, (list, tuple, dict)) and len(value) > _LARGEST)
         or hasattr(kind, "__next__")
+        or kind.__module__.startswith("numpy.random")
         or (isinstance(value, set) and not is_plain(frozenset(value)))
         or (_is_users_class(kind) and not hasattr(value, "__dict__"))
     )

@@ -22,6 +22,7 @@ class OpRecorder(ObservingDispatchMode):
         self.ops: list[OpRecord] = []
         self.gates: list[Gate] = []
         self.obstacles: list[Reason] = []
+        self.is_inside_operator = False
         self._has_left = False
 
     def __torch_dispatch__(
@@ -31,7 +32,11 @@ class OpRecorder(ObservingDispatchMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        result = func(*args, **(kwargs or {}))
+        self.is_inside_operator = True
+        try:
+            result = func(*args, **(kwargs or {}))
+        finally:
+            self.is_inside_operator = False
         try:
             self._record(func, args, kwargs or {}, result)
         except Exception as error:  # noqa: BLE001 - the call goes on, whatever happens here

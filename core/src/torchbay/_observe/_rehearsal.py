@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from torchbay._observe._ops import BATCH_NORMS
 from torchbay._torch_compat import ObservingDispatchMode, storage_id, writes_of
 
 __all__ = ["WriteUndo", "unmoved_generators"]
@@ -47,7 +48,8 @@ class WriteUndo(ObservingDispatchMode):
 
 def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[torch.Tensor]:
     """Yield the tensors an operator's schema says it writes."""
-    for position, name in writes_of(func):
+    hidden = ((3, "running_mean"), (4, "running_var")) if func in BATCH_NORMS else ()
+    for position, name in (*writes_of(func), *hidden):
         value = args[position] if position < len(args) else kwargs.get(name)
         for tensor in value if isinstance(value, (list, tuple)) else (value,):
             if isinstance(tensor, torch.Tensor) and tensor.layout is torch.strided:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import torch
 from torch.fx import GraphModule, Node
 
+from torchbay._observe import BATCH_NORMS
 from torchbay._reason import CannotServe
 
 __all__ = ["reveal_hidden_writes"]
 
 aten = torch.ops.aten
 
-_BATCH_NORMS = (aten.native_batch_norm.default, aten.cudnn_batch_norm.default)
 _HONEST = aten._native_batch_norm_legit.default  # noqa: SLF001 - an operator's name
 _REFUSED = (
     aten.miopen_batch_norm.default,
@@ -32,7 +32,7 @@ def reveal_hidden_writes(module: GraphModule) -> None:
     for node in list(module.graph.nodes):
         if node.target in _REFUSED:
             raise CannotServe(f"{node.target} changes its arguments without saying so")
-        if node.target in _BATCH_NORMS and _moves_statistics(node):
+        if node.target in BATCH_NORMS and _moves_statistics(node):
             _replace(module, node)
     module.recompile()
 
