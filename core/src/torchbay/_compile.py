@@ -113,11 +113,11 @@ class Dispatcher:
         run: Observe,
     ) -> Any:
         """Serve a call that no specialization covers, and add one that does."""
-        backend = choose(self.settings.backend)
-        options = read_options(backend, self.settings.mode, self.settings.options)
         group = self._group_of(args, kwargs)
         if (limit := self._limit(group)) is not None:
             return self._past_limit(limit, args, kwargs, run)
+        backend = choose(self.settings.backend)
+        options = read_options(backend, self.settings.mode, self.settings.options)
         try:
             call = Call.of(self.function, args, kwargs)
         except CannotServe as refusal:
@@ -129,42 +129,47 @@ class Dispatcher:
         observation = run(call, reach)
         self.eager_calls += 1
         self._codes |= observation.codes
-        entry: Entry | None
-        try:
-            entry = self._specialize(call, observation, backend, options)
-        except CannotServe as refusal:
-            entry = self._eager_route(call, refusal.reason)
-        except TorchbayError:
-            raise
-        except Exception as error:  # noqa: BLE001 - the call has been served, whatever broke here
-            entry = self._eager_route(call, Reason(f"capturing it raised {error!r}"))
-        if entry is not None:
-            self._add(entry, group, call, reasons)
+        # Held until the entry stands, so that threads with the same call compile it once.
+        with _compiling:
+            entry = self._entry_for(call, observation, backend, options)
+            if entry is not None:
+                self._add(entry, group, call, reasons)
         if isinstance(entry, EagerRoute):
             self._report(entry.reason, observation.result)
         return observation.result
 
-    def _specialize(
+    def _entry_for(
         self, call: Call, observation: Observation, backend: Backend, options: Any
-    ) -> Specialization | None:
-        """Run the stages from the trace to the executable.
+    ) -> Entry | None:
+        """Turn an observed call into what serves the next one.
 
         Returns None if there is nothing to add: another thread was first, or a change to Python
         state has yet to show whether it happens on every call.
         """
-        _refuse_obstacles(call, observation)
-        if not self._effects.is_settled(observation.changes):
-            return None
-        with _compiling:
-            if self._is_covered(call, observation):
+        try:
+            _refuse_obstacles(call, observation)
+            is_settled = self._effects.is_settled(observation.changes)
+            if not is_settled or self._is_covered(call, observation):
                 return None
-            started = time.perf_counter()
-            captured = trace(call, observation)
-            lowered, executable, maker = self._compiled(captured, backend, options)
-            guards = guards_of_graph(call, observation, captured.inputs, lowered.written)
-            made = specialization(guards, captured, lowered, executable, maker.name)
-            made.compile_seconds = time.perf_counter() - started
-            return made
+            return self._specialize(call, observation, backend, options)
+        except CannotServe as refusal:
+            return self._eager_route(call, refusal.reason)
+        except TorchbayError:
+            raise
+        except Exception as error:  # noqa: BLE001 - the call has been served, whatever broke here
+            return self._eager_route(call, Reason(f"capturing it raised {error!r}"))
+
+    def _specialize(
+        self, call: Call, observation: Observation, backend: Backend, options: Any
+    ) -> Specialization:
+        """Run the stages from the trace to the executable."""
+        started = time.perf_counter()
+        captured = trace(call, observation)
+        lowered, executable, maker = self._compiled(captured, backend, options)
+        guards = guards_of_graph(call, observation, captured.inputs, lowered.written)
+        made = specialization(guards, captured, lowered, executable, maker.name)
+        made.compile_seconds = time.perf_counter() - started
+        return made
 
     def _compiled(
         self, captured: Trace, backend: Backend, options: Any
@@ -232,12 +237,14 @@ class Dispatcher:
     def _past_limit(
         self, limit: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], run: Observe
     ) -> Any:
-        last = "; ".join(self._recompile_reasons(args, kwargs))
-        what = f"{self.name}: {limit}, and this call needs another specialization: {last}"
-        remedy = "Raise recompile_limit, or call with fewer kinds of arguments"
-        if self.settings.fullgraph or self.settings.fail_on_recompile_limit:
-            raise RecompileLimit(what, account=definition(self.function), remedy=remedy)
-        self._warn(limit, f"{what}. Such calls run eagerly. {remedy}")
+        is_fatal = self.settings.fullgraph or self.settings.fail_on_recompile_limit
+        if is_fatal or limit not in self._warned:
+            last = "; ".join(self._recompile_reasons(args, kwargs))
+            what = f"{self.name}: {limit}, and this call needs another specialization: {last}"
+            remedy = "Raise recompile_limit, or call with fewer kinds of arguments"
+            if is_fatal:
+                raise RecompileLimit(what, account=definition(self.function), remedy=remedy)
+            self._warn(limit, f"{what}. Such calls run eagerly. {remedy}")
         self.eager_calls += 1
         return self.function(*args, **kwargs) if run is observe else None
 

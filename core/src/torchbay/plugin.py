@@ -23,21 +23,30 @@ from typing import Any, Literal, Protocol, runtime_checkable
 import attrs
 import pluggy
 import torch
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Node
 
 from torchbay.errors import UnsupportedGraph
 
 __all__ = [
     "API_VERSION",
     "OLDEST_API_VERSION",
+    "ArtifactDelegate",
     "Backend",
     "Capabilities",
+    "CompileReport",
     "CompileRequest",
+    "DeclineReport",
+    "Decompositions",
     "Executable",
+    "GuardedExecutable",
     "Hooks",
     "NoOptions",
+    "PartialBackend",
+    "PersistentBackend",
+    "RecompileReport",
     "ResettableBackend",
     "UnsupportedGraph",
+    "Verdict",
     "hookimpl",
     "hookspec",
 ]
@@ -64,6 +73,10 @@ class Capabilities:
         dtypes: Element types it takes, or None for all of them.
         decompositions: Called once, when the first graph is lowered for this backend: returns the
             operators to rewrite into simpler ones first. None leaves the ATen graph as traced.
+        keep: Composite operators to hand over whole, among
+            ``aten.scaled_dot_product_attention.default``, ``aten.layer_norm.default`` and
+            ``aten.group_norm.default``. Otherwise they arrive as the kernels PyTorch would call,
+            or decomposed.
         dynamic_shapes: Takes graphs with symbolic sizes.
         training: Takes the forward and the backward half of a training step.
         mutation: Takes graphs that end in ``aten.copy_`` onto an input listed in
@@ -78,6 +91,7 @@ class Capabilities:
     devices: frozenset[str] = frozenset({"cpu"})
     dtypes: frozenset[torch.dtype] | None = None
     decompositions: Callable[[], Decompositions] | None = None
+    keep: frozenset[Any] = frozenset()
     dynamic_shapes: bool = False
     training: bool = False
     mutation: bool = False
@@ -140,6 +154,20 @@ class Executable(Protocol):
 
 
 @runtime_checkable
+class GuardedExecutable(Executable, Protocol):
+    """A compiled graph that takes only some of the inputs its guards let through."""
+
+    def refuses(self, inputs: Sequence[Any]) -> str | None:
+        """Return why these inputs cannot be run, or None to run them.
+
+        Means: on a refusal other specializations are tried, then the call is captured anew. The
+        reason is shown with the recompile.
+        When called: on every call, after the core's guards held and before `run`.
+        Must not: keep, change or wait for the inputs.
+        """
+
+
+@runtime_checkable
 class Backend(Protocol):
     """Turns one graph into something callable.
 
@@ -194,6 +222,104 @@ class ResettableBackend(Protocol):
         """Forget it. Called by `torchbay.reset`, after all specializations were dropped."""
 
 
+@runtime_checkable
+class PartialBackend(Backend, Protocol):
+    """A backend that takes parts of graphs and leaves the rest to another."""
+
+    def supports(self, node: Node) -> bool:
+        """Whether this node may be in a graph for `compile`.
+
+        Means: the core cuts the graph into as few regions as it can, compiles those whose nodes
+        are all supported with this backend and the rest with the caller's fallback. Random
+        operators and writes stay with the fallback, in program order, unless every node of the
+        graph is supported.
+        When called: for each node that computes something, after lowering.
+        Must not: change the node or its graph.
+        """
+
+
+@attrs.frozen
+class Verdict:
+    """Whether a saved payload can be used here.
+
+    Attributes:
+        state: ``usable``; ``slower`` if it can be used but runs slower than one made here;
+            ``refused`` if it cannot be used.
+        reason: Why it is not simply usable.
+    """
+
+    state: Literal["usable", "slower", "refused"]
+    reason: str = ""
+
+
+@runtime_checkable
+class PersistentBackend(Backend, Protocol):
+    """A backend whose executables can be saved, and loaded where nothing can be compiled."""
+
+    def save(self, executable: Executable) -> Mapping[str, bytes]:
+        """Return everything that `load` needs, by name.
+
+        Must not: contain weights, or a path of this machine.
+        """
+
+    def check(self, payload: Mapping[str, bytes]) -> Verdict:
+        """Return whether a payload can be used on this machine.
+
+        When called: before `load`, in a process that may have no compiler.
+        Must not: execute anything the payload brings.
+        """
+
+    def load(self, payload: Mapping[str, bytes], request: CompileRequest) -> Executable:
+        """Return an executable equal to the one that was saved, for the same request.
+
+        When called: with a payload that `check` did not refuse.
+        Must not: compile, or start a compiler.
+        """
+
+
+@runtime_checkable
+class ArtifactDelegate(Backend, Protocol):
+    """A backend whose artifacts another installed backend makes."""
+
+    @property
+    def artifact_backend(self) -> str:
+        """The name of that backend; it is reached through the registry, never imported."""
+
+
+@attrs.frozen
+class CompileReport:
+    """A graph was compiled.
+
+    Attributes:
+        name: What the caller called the compiled object.
+        backend: The backend that compiled it.
+        seconds: From the end of the observed call to the executable.
+        nodes: How many operators the compiled graph calls.
+    """
+
+    name: str
+    backend: str
+    seconds: float
+    nodes: int
+
+
+@attrs.frozen
+class RecompileReport:
+    """A call needed one more specialization; each reason names a path and both values."""
+
+    name: str
+    reasons: tuple[str, ...]
+
+
+@attrs.frozen
+class DeclineReport:
+    """A backend declined a graph."""
+
+    name: str
+    backend: str
+    reason: str
+
+
 class Hooks(Protocol):
     """What the core calls on a plugin's module. Implement with `hookimpl`."""
 
@@ -205,3 +331,15 @@ class Hooks(Protocol):
         May raise: anything; the backend is then listed as broken, with the cause.
         Must not: compile, initialize a device, or change global state.
         """
+
+    @hookspec
+    def torchbay_compiled(self, report: CompileReport) -> None:
+        """A graph was compiled. Exceptions are logged, never raised, as for every observer."""
+
+    @hookspec
+    def torchbay_recompiled(self, report: RecompileReport) -> None:
+        """A call needed one more specialization. Called before it is compiled."""
+
+    @hookspec
+    def torchbay_declined(self, report: DeclineReport) -> None:
+        """A backend declined a graph. Called before the fallback is tried."""
