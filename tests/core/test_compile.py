@@ -138,7 +138,8 @@ def test_serves_instances_that_are_equal_or_cannot_be_hashed(recording):
     assert served(first.apply) == {"graph": 1, "eager": 1}
 
 
-def test_serves_instances_without_weak_references(recording):
+@pytest.mark.filterwarnings("ignore::torchbay.errors.TorchbayWarning")
+def test_is_right_on_instances_without_weak_references(recording):
     class Slotted:
         __slots__ = ("factor",)
 

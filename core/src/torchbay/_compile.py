@@ -17,17 +17,19 @@ from collections.abc import Callable, Mapping
 from types import CodeType
 from typing import Any
 
+import attrs
 import torch
 
-from torchbay._build import build
+from torchbay._build import Built, build, build_in_regions
 from torchbay._call import Call, Place, refuse_unusable
+from torchbay._claims import able_backends, complaint
 from torchbay._guards import guards_of_call, guards_of_graph
 from torchbay._log import log
-from torchbay._lower import Lowered, lower
+from torchbay._lower import lower
 from torchbay._observe import EffectHistory, Observation, Reach, observe, rehearse
 from torchbay._options import read as read_options
 from torchbay._reason import CannotServe, Reason
-from torchbay._registry import choose
+from torchbay._registry import choose, notify
 from torchbay._settings import Settings
 from torchbay._source import definition
 from torchbay._specialization import MISS, EagerRoute, Specialization, specialization
@@ -41,7 +43,7 @@ from torchbay.errors import (
     TorchbayWarning,
     UnsupportedGraph,
 )
-from torchbay.plugin import Backend, Executable
+from torchbay.plugin import Backend, DeclineReport, PartialBackend, RecompileReport
 
 __all__ = ["Dispatcher", "Entry", "live_dispatchers"]
 
@@ -125,6 +127,11 @@ class Dispatcher:
         reach = Reach.of(call, self._codes)
         self._refuse_unusable(call, reach)
         reasons = self._recompile_reasons(args, kwargs)
+        if (problem := self._claim_problem(backend, call)) is not None:
+            return self._unguarded(problem, args, kwargs)
+        if reasons:
+            log("recompiles", f"{self.name}: {'; '.join(reasons)}")
+            notify("torchbay_recompiled", RecompileReport(self.name, reasons))
         import_tracer()
         observation = run(call, reach)
         self.eager_calls += 1
@@ -165,35 +172,48 @@ class Dispatcher:
         """Run the stages from the trace to the executable."""
         started = time.perf_counter()
         captured = trace(call, observation)
-        lowered, executable, maker = self._compiled(captured, backend, options)
-        guards = guards_of_graph(call, observation, captured.inputs, lowered.written)
-        made = specialization(guards, captured, lowered, executable, maker.name)
-        made.compile_seconds = time.perf_counter() - started
+        built = self._built_or_fallback(captured, backend, options)
+        guards = guards_of_graph(call, observation, captured.inputs, built.lowered.written)
+        made = specialization(guards, captured, built, time.perf_counter() - started)
+        notify("torchbay_compiled", made.report(self.name))
         return made
 
-    def _compiled(
-        self, captured: Trace, backend: Backend, options: Any
-    ) -> tuple[Lowered, Executable | None, Backend]:
+    def _built_or_fallback(self, captured: Trace, backend: Backend, options: Any) -> Built:
         """Lower and build; with the fallback the caller named, if the backend declines."""
         try:
-            return *self._built(captured, backend, options), backend
+            return self._built(captured, backend, options)
         except UnsupportedGraph as refusal:
-            if self.settings.fallback in (None, ...):
+            notify("torchbay_declined", DeclineReport(self.name, backend.name, str(refusal)))
+            if self.settings.fallback in (None, ...) or isinstance(backend, PartialBackend):
                 raise CannotServe(
                     f"backend {backend.name!r} declines the graph: {refusal}",
                     remedy="Name a fallback, e.g. fallback='eager', or choose another backend",
                 ) from refusal
         fallback = choose(self.settings.fallback)
-        return *self._built(captured, fallback, read_options(fallback, None, None)), fallback
+        return self._built(captured, fallback, read_options(fallback, None, None))
 
-    def _built(
-        self, captured: Trace, backend: Backend, options: Any
-    ) -> tuple[Lowered, Executable | None]:
-        lowered = lower(captured, backend.capabilities)
+    def _built(self, captured: Trace, backend: Backend, options: Any) -> Built:
+        claims = backend.capabilities
+        if isinstance(backend, PartialBackend):
+            # Whoever gets the rest of the graph need not claim to write inputs.
+            claims = attrs.evolve(claims, mutation=False)
+        lowered = lower(captured, claims)
         if lowered.graph is None:
-            return lowered, None
+            return Built(lowered, None, ((backend.name, ()),))
         self._builds += 1
-        return lowered, build(lowered, captured, backend, options, self.name)
+        if not isinstance(backend, PartialBackend):
+            executable = build(lowered, captured, backend, options, self.name)
+            return Built(lowered, executable, ((backend.name, ()),))
+        fallback = self._fallback_of_parts()
+        executable, regions = build_in_regions(
+            lowered, captured, backend, options, fallback, self.name
+        )
+        return Built(lowered, executable, regions)
+
+    def _fallback_of_parts(self) -> Backend | None:
+        """Return what gets the rest of a graph that a partial backend takes in part."""
+        name = "eager" if self.settings.fallback is ... else self.settings.fallback
+        return choose(name) if name is not None else None
 
     def _add(
         self, entry: Entry, group: object | None, call: Call, reasons: tuple[str, ...]
@@ -204,7 +224,6 @@ class Dispatcher:
         with _compiling:
             if self.entries:
                 self.recompiles.append(reasons)
-                log("recompiles", f"{self.name}: {'; '.join(reasons)}")
             self.entries = (entry, *self.entries)
 
     def discard(self, entry: Entry) -> None:
@@ -221,7 +240,9 @@ class Dispatcher:
         """Whether a specialization for such a call is there: another thread was first."""
         gates = tuple(map(str, observation.gates))
         return any(
-            entry.gates == gates and entry.match(call.args, call.kwargs) is not None
+            entry.gates == gates
+            and not entry.may_refuse
+            and entry.match(call.args, call.kwargs) is not None
             for entry in self.entries
         )
 
@@ -287,8 +308,20 @@ class Dispatcher:
         found = [(entry, entry.guards.mismatches(args, kwargs)) for entry in self.entries]
         for entry, mismatches in found:
             if not mismatches:
-                return (f"a branch on data went another way than {', '.join(entry.gates)}",)
+                return (entry.why_missed(args, kwargs),)
         return tuple(map(str, found[0][1])) if found else ()
+
+    def _claim_problem(self, backend: Backend, call: Call) -> Reason | None:
+        """Return why a backend cannot take these tensors, whatever the graph will be."""
+        tensors = [item.value for item in call.tensors]
+        problem = complaint(backend.capabilities, tensors)
+        if problem is None or self.settings.fallback not in (None, ...):
+            return None
+        what = f"backend {backend.name!r} cannot take this call: {problem}"
+        if what in self._warned:
+            return Reason(what)
+        others = ", ".join(able_backends(tensors))
+        return Reason(what, "", f"Installed backends that take it: {others}" if others else "")
 
     def _refuse_unusable(self, call: Call, reach: Reach) -> None:
         where = definition(self.function)

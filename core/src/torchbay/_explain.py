@@ -19,7 +19,8 @@ class SpecializationReport:
     """One specialization.
 
     Attributes:
-        backend: The backend that compiled it.
+        backend: The backend that compiled it; several, for a graph that was cut up.
+        parts: For a graph that was cut up, each part's backend and operators, in order.
         graph: The graph it compiled, as Python source; empty when nothing is computed.
         guards: The function that decides whether a call is served here, as Python source.
         run: What runs when it is: gates, graph, epilogue and result, as Python source.
@@ -29,6 +30,7 @@ class SpecializationReport:
     """
 
     backend: str
+    parts: tuple[tuple[str, tuple[str, ...]], ...]
     graph: str
     guards: str
     run: str
@@ -38,6 +40,8 @@ class SpecializationReport:
 
     def __str__(self) -> str:
         gates = "".join(f"\n  branch on data: {gate}" for gate in self.gates)
+        if len(self.parts) > 1:
+            gates += "".join(f"\n  part for {name}: {', '.join(ops)}" for name, ops in self.parts)
         head = (
             f"compiled by {self.backend} in {self.compile_seconds:.2f} s, served {self.calls} calls"
         )
@@ -128,7 +132,8 @@ def _calls(
 
 def _specialization_report(entry: Specialization) -> SpecializationReport:
     return SpecializationReport(
-        entry.backend,
+        ", ".join(dict.fromkeys(name for name, _ in entry.parts)),
+        entry.parts,
         entry.graph.print_readable(print_output=False) if entry.graph is not None else "",
         entry.guards.source,
         entry.source,

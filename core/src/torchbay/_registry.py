@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import warnings
@@ -91,6 +92,14 @@ class Registry:
         if self._loaded.get(backend.name) is not backend:
             return None
         return _discovery.origin(self.claims[backend.name][0])
+
+    def notify(self, hook: str, report: object) -> None:
+        """Call a hook of every plugin that was loaded, each on its own."""
+        for implementation in getattr(self._plugins.hook, hook).get_hookimpls():
+            try:
+                implementation.function(report)
+            except Exception:
+                logging.getLogger("torchbay").exception("observer %s failed", implementation)
 
     def find(self, name: str, asked_by: str = "") -> EntryPoint:
         """Return the one entry point of this name. Imports nothing."""
@@ -189,6 +198,11 @@ def check_name(name: str) -> None:
 def loaded() -> list[Backend]:
     """Return the backends that plugins have made so far."""
     return _registry.loaded()
+
+
+def notify(hook: str, report: object) -> None:
+    """Tell observers; what they raise is logged, never raised."""
+    _registry.notify(hook, report)
 
 
 def forget() -> None:

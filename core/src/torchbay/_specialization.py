@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import attrs
 import torch
 
+from torchbay._build import Built
 from torchbay._call import Call
 from torchbay._guards import GuardFunction, compile_source
 from torchbay._lower import GateMiss, Lowered
 from torchbay._reason import Reason
 from torchbay._torch_compat import plain_execution
 from torchbay._trace import Trace
-from torchbay.plugin import Executable
+from torchbay.plugin import CompileReport, GuardedExecutable
 
 __all__ = ["MISS", "EagerRoute", "Specialization", "specialization"]
 
@@ -48,30 +49,51 @@ class Specialization:
 
     Attributes:
         guards: What must hold for a call to be served here.
-        graph: The graph the backend compiled, or None when nothing is computed.
-        trace: The graph as captured, before lowering.
-        backend: The name of the backend that compiled it.
+        match: The guards as one function.
+        graph: The graph that was compiled, or None when nothing is computed.
+        parts: The backends that compiled it, with the operators of each part of a graph cut up.
         source: What runs after the guards held, as Python source.
         run: The same as a function of the graph's inputs and the call's arguments.
         gates: The data-dependent reads that must come out as they did, readable.
+        refuses: The executable's own guard, if it has one.
+        compile_seconds: From the end of the observed call to the executable.
         group: Shared by the specializations that differ only in their gates.
         calls: How many calls it served.
+        watched: Weak references to the objects it is about.
     """
 
     guards: GuardFunction
     match: Callable[..., Any]
     graph: torch.fx.GraphModule | None
-    captured: torch.fx.GraphModule
-    backend: str
+    parts: tuple[tuple[str, tuple[str, ...]], ...]
     source: str
     run: Callable[..., Any]
     gates: tuple[str, ...]
-    compile_seconds: float = 0.0
+    refuses: Callable[[list[Any]], str | None] | None
+    compile_seconds: float
     group: object = attrs.field(factory=object)
     calls: int = 0
     watched: tuple[Any, ...] = ()
 
     watch = _watch
+
+    @property
+    def may_refuse(self) -> bool:
+        """Whether a call may be refused although the guards hold and the gates agree."""
+        return self.refuses is not None
+
+    def why_missed(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
+        """Return why a call for which the guards hold is not served here."""
+        inputs = self.match(args, kwargs)
+        if self.refuses is not None and (reason := self.refuses(inputs)) is not None:
+            return f"{self.parts[0][0]} refuses the inputs: {reason}"
+        return f"a branch on data went another way than {', '.join(self.gates)}"
+
+    def report(self, name: str) -> CompileReport:
+        """Return what observers are told."""
+        nodes = self.graph.graph.nodes if self.graph is not None else ()
+        count = sum(node.op == "call_function" for node in nodes)
+        return CompileReport(name, self.parts[0][0], self.compile_seconds, count)
 
 
 @attrs.define(eq=False, kw_only=True)
@@ -83,50 +105,65 @@ class EagerRoute:
     run: Callable[..., Any]
     reason: Reason
     gates: tuple[str, ...] = ()
+    may_refuse: bool = False
     group: object = attrs.field(factory=object)
     calls: int = 0
     watched: tuple[Any, ...] = ()
 
     watch = _watch
 
+    def why_missed(self, _args: tuple[Any, ...], _kwargs: Mapping[str, Any]) -> str:
+        """Return why such calls run eagerly."""
+        return str(self.reason)
+
 
 def specialization(
-    guards: GuardFunction,
-    trace: Trace,
-    lowered: Lowered,
-    executable: Executable | None,
-    backend: str,
+    guards: GuardFunction, trace: Trace, built: Built, seconds: float
 ) -> Specialization:
     """Put a compiled graph behind its guards and around its epilogue."""
-    source, run = _emit_run(trace, lowered, executable)
+    refuses = _own_guard(built)
+    source, run = _emit_run(trace, built, refuses)
     return Specialization(
         guards=guards,
         match=guards.match,
-        graph=lowered.graph,
-        captured=trace.graph,
-        backend=backend,
+        graph=built.lowered.graph,
+        parts=built.parts,
         source=source,
         run=run,
         gates=tuple(map(str, trace.gates)),
+        refuses=refuses,
+        compile_seconds=seconds,
     )
 
 
+def _own_guard(built: Built) -> Callable[[list[Any]], str | None] | None:
+    """Return an executable's guard as a function of all inputs of the trace."""
+    if not isinstance(built.executable, GuardedExecutable):
+        return None
+    refuses, positions = built.executable.refuses, built.lowered.inputs
+    return lambda inputs: refuses([inputs[position] for position in positions])
+
+
 def _emit_run(
-    trace: Trace, lowered: Lowered, executable: Executable | None
+    trace: Trace, built: Built, refuses: Callable[[list[Any]], str | None] | None
 ) -> tuple[str, Callable[..., Any]]:
     """Emit what happens between the guards and the caller: gates, graph, epilogue, result."""
+    lowered = built.lowered
     body = [*_gate_lines(lowered), *_graph_lines(trace, lowered), *_epilogue_lines(trace, lowered)]
+    if refuses is not None:
+        body = ["if refuses(inputs) is not None:", f"{_INDENT}return MISS", *body]
     if body and _needs_plain_execution():
         body = ["with plain_execution():", *(_INDENT + line for line in body)]
     lines = ["def run(inputs, args, kwargs):", *(_INDENT + line for line in body)]
     source = "\n".join([*lines, f"{_INDENT}return {trace.result}", ""])
     variables = {
         **trace.names.values,
-        "execute": executable.run if executable is not None else None,
+        "execute": built.executable.run if built.executable is not None else None,
         "gates": lowered.gates,
         "GateMiss": GateMiss,
         "MISS": MISS,
         "plain_execution": plain_execution,
+        "refuses": refuses,
     }
     return source, compile_source(source, "run", variables)
 

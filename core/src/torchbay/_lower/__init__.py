@@ -11,15 +11,17 @@ import attrs
 import torch
 from torch.fx import GraphModule, Node
 
+from torchbay._lower._composites import kernels_of, recompose
 from torchbay._lower._functional import functional, writes
 from torchbay._lower._gates import GateMiss, gate_graph
-from torchbay._lower._prune import has_compute, with_outputs
+from torchbay._lower._prune import has_compute, prune, with_outputs
+from torchbay._lower._regions import Region, cut
 from torchbay._reason import CannotServe
 from torchbay._torch_compat import storage_id
 from torchbay._trace import Trace
 from torchbay.plugin import Capabilities, Decompositions
 
-__all__ = ["GateMiss", "Lowered", "lower"]
+__all__ = ["GateMiss", "Lowered", "Region", "cut", "lower", "lower_region"]
 
 aten = torch.ops.aten
 
@@ -53,6 +55,9 @@ def lower(trace: Trace, capabilities: Capabilities) -> Lowered:
             on random numbers.
     """
     table = _table(capabilities.decompositions)
+    if table is not None and capabilities.keep:
+        kept = kernels_of(capabilities.keep)
+        table = {target: rule for target, rule in table.items() if target not in kept}
     graph = functional(trace.graph, trace.fakes, trace.fake_mode, table)
     gates = None
     if trace.gates:
@@ -63,6 +68,8 @@ def lower(trace: Trace, capabilities: Capabilities) -> Lowered:
             trace.result_count,
         )
     graph = copy.deepcopy(graph) if graph is trace.graph else graph
+    prune(graph.graph)
+    recompose(graph, capabilities.keep)
     places = {node: i for i, node in enumerate(_placeholders(graph))}
     copies = writes(graph)
     written = tuple(places[target] for target in copies)
@@ -79,6 +86,13 @@ def lower(trace: Trace, capabilities: Capabilities) -> Lowered:
         gates,
         _drop_unused_inputs(gates) if gates is not None else (),
     )
+
+
+def lower_region(region: Region, mode: Any, capabilities: Capabilities) -> GraphModule:
+    """Lower a region once more, for the backend that gets what another one left."""
+    fakes = tuple(node.meta["val"] for node in region.takes)
+    graph = functional(region.graph, fakes, mode, _table(capabilities.decompositions))
+    return with_outputs(graph, list(graph.graph.output_node().args[0]))  # type: ignore[arg-type]
 
 
 @functools.cache

@@ -32,6 +32,7 @@ from torchbay._trace._result import ResultReader
 
 __all__ = ["Input", "Trace", "trace"]
 
+_RESERVED = ("inputs", "args", "kwargs", "out", "execute", "gates", "refuses", "run", "MISS")
 _PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 
 
@@ -89,7 +90,7 @@ def trace(call: Call, observation: Observation) -> Trace:
     by_tensor = {id(entry.tensor): fake for entry, fake in zip(inputs, fakes, strict=True)}
     answers = GateAnswers(observation.gates)
     tracer = OpTracer(by_tensor, answers)
-    names = Names("inputs", "args", "kwargs", "out", "execute", *call.names.values)
+    names = Names(*_RESERVED, *call.names.values)
     names.values |= call.names.values
     result = ResultReader(call, positions, names)
     source = ""
