@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import tiny
 import torch
+
 import torchbay
 from torchbay._structure import tensors_in
-
 
 BACKENDS = ["eager", "inductor_triton", "aoti"]
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]

@@ -70,7 +70,9 @@ def whisper():
 
 
 def mixtral():
-    config = transformers.MixtralConfig(num_key_value_heads=1, num_local_experts=4, **SMALL, **WORDS)
+    config = transformers.MixtralConfig(
+        num_key_value_heads=1, num_local_experts=4, **SMALL, **WORDS
+    )
     return transformers.MixtralForCausalLM(config), {"input_ids": _ids()}
 
 

@@ -176,7 +176,7 @@ def _state_nodes(lowered: Lowered, trace: Trace) -> frozenset[Node]:
     return frozenset(node for node, position in pairs if trace.inputs[position].is_state)
 
 
-def _region_request(  # noqa: PLR0913, PLR0917 - what a request is made of
+def _region_request(  # noqa: PLR0917 - what a request is made of
     region: Region,
     maker: Backend,
     backend: Backend,

@@ -84,34 +84,43 @@ def _grouped(module: GraphModule, compute: list[Node], supported: set[Node]) -> 
     }
     for node in compute:
         unit.setdefault(node, len(compute) + len(unit))
-    order = _order_of_units(compute, unit, supported)
-    if order is None:
-        # Only the order of random numbers and writes stands against larger regions.
-        return _runs(compute, supported)
-    place = {number: position for position, number in enumerate(order)}
-    return _runs(sorted(compute, key=lambda node: place[unit[node]]), supported)
+    needs = _needs_of_units(compute, unit)
+    kind = {unit[node]: node in supported for node in compute}
+    orders = [_order_of_units(needs, kind, start_with=first) for first in (True, False)]
+
+    def runs_of(place: Mapping[int, int]) -> list[list[Node]]:
+        return _runs(sorted(compute, key=lambda node: place[unit[node]]), supported)
+
+    candidates = [runs_of(place) for place in orders if place is not None]
+    # Without any, only the order of random numbers and writes stands against larger regions.
+    return min(candidates, key=len, default=_runs(compute, supported))
 
 
-def _order_of_units(
-    compute: list[Node], unit: Mapping[Node, int], supported: set[Node]
-) -> list[int] | None:
-    """Sort units by what they need, keeping units of one kind together; None if that is a circle."""
+def _needs_of_units(compute: list[Node], unit: Mapping[Node, int]) -> dict[int, set[int]]:
+    """Return which units must run before each one."""
     needs: dict[int, set[int]] = {unit[node]: set() for node in compute}
     for node in compute:
         needs[unit[node]] |= {unit[n] for n in node.all_input_nodes if n in unit} - {unit[node]}
     ordered = [unit[node] for node in compute if is_random(node) or is_write(node)]
     for first, second in itertools.pairwise(ordered):
         needs[second] |= {first} - {second}
-    kind = {unit[node]: node in supported for node in compute}
-    order: list[int] = []
-    while needs:
-        ready = [number for number, others in needs.items() if others.isdisjoint(needs)]
+    return needs
+
+
+def _order_of_units(
+    needs: Mapping[int, set[int]], kind: Mapping[int, bool], *, start_with: bool
+) -> dict[int, int] | None:
+    """Place units after what they need, those of one kind together; None if that is a circle."""
+    place: dict[int, int] = {}
+    wanted = start_with
+    while len(place) < len(needs):
+        ready = [u for u, others in needs.items() if u not in place and others <= place.keys()]
         if not ready:
             return None
-        same = [number for number in ready if order and kind[number] == kind[order[-1]]]
-        order.append((same or ready)[0])
-        del needs[order[-1]]
-    return order
+        chosen = next((u for u in ready if kind[u] == wanted), ready[0])
+        wanted = kind[chosen]
+        place[chosen] = len(place)
+    return place
 
 
 def _runs(nodes: Iterable[Node], supported: set[Node]) -> list[list[Node]]:
