@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import gc
+import weakref
 
 import pytest
 import torch
@@ -140,8 +142,6 @@ def test_gives_the_rest_to_the_fallback_that_was_named(make_partial, recording):
 
 
 def test_lets_go_of_values_between_regions(make_partial):
-    import gc
-    import weakref
 
     kept = []
 
@@ -274,3 +274,19 @@ def test_may_decline_after_all(make_partial):
     compiled = torchbay.compile(lambda x: x + 1, backend=backend)
     with pytest.warns(errors.TorchbayWarning, match="not today"):
         compiled(torch.ones(2))
+
+
+def test_is_kept_as_long_as_it_may_be_called(recording):
+    class Mortal:
+        def __init__(self, graph):
+            self.graph = graph
+            reference = weakref.ref(self)
+            self.run = lambda inputs: reference().graph(*inputs)
+
+    class Making(type(recording)):
+        def compile(self, request):
+            return Mortal(request.graph)
+
+    compiled = torchbay.compile(lambda x: x + 1, backend=Making())
+    for _ in range(3):
+        assert torch.equal(compiled(torch.ones(2)), torch.full((2,), 2.0))

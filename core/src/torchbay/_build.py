@@ -104,7 +104,7 @@ def _device(graph: GraphModule) -> torch.device:
 
 @attrs.frozen(eq=False)
 class _Step:
-    run: Any
+    executable: Executable
     takes: tuple[Node, ...]
     gives: tuple[Node, ...]
     last_use: tuple[Node, ...]
@@ -126,7 +126,7 @@ class _Chain:
             taken = [values[node] for node in step.takes]
             for node in step.last_use:
                 del values[node]
-            values.update(zip(step.gives, step.run(taken), strict=True))
+            values.update(zip(step.gives, step.executable.run(taken), strict=True))
         return [values[node] for node in self.outputs]
 
 
@@ -160,11 +160,11 @@ def build_in_regions(
         )
     state = _state_nodes(lowered, trace)
     makers = [backend if region.is_supported else fallback for region in regions]
-    runs = [
-        _compiled(maker, _region_request(region, maker, backend, options, trace, state, name)).run
+    executables = [
+        _compiled(maker, _region_request(region, maker, backend, options, trace, state, name))
         for maker, region in zip(makers, regions, strict=True)
     ]
-    chain = _chain(lowered.graph, regions, runs)
+    chain = _chain(lowered.graph, regions, executables)
     pairs = zip(makers, regions, strict=True)
     return chain, tuple((maker.name, region.operators) for maker, region in pairs)
 
@@ -197,16 +197,16 @@ def _region_request(  # noqa: PLR0917 - what a request is made of
     )
 
 
-def _chain(graph: GraphModule, regions: list[Region], runs: list[Any]) -> _Chain:
+def _chain(graph: GraphModule, regions: list[Region], executables: list[Executable]) -> _Chain:
     outputs = tuple(graph.graph.output_node().args[0])  # type: ignore[arg-type]
     last: dict[Node, int] = {node: i for i, region in enumerate(regions) for node in region.takes}
     steps = tuple(
         _Step(
-            run,
+            executable,
             region.takes,
             region.gives,
             tuple(n for n in region.takes if last[n] == position and n not in outputs),
         )
-        for position, (region, run) in enumerate(zip(regions, runs, strict=True))
+        for position, (region, executable) in enumerate(zip(regions, executables, strict=True))
     )
     return _Chain(tuple(graph.graph.find_nodes(op="placeholder")), steps, outputs)

@@ -1,22 +1,22 @@
-"""Chooses a backend, and imports its plugin, alone, when it is first used."""
+"""Chooses a backend, and has its plugin imported, alone, when it is first used.
+
+Imports neither torch nor a plugin itself, so that listing backends stays quick.
+"""
 
 from __future__ import annotations
 
-import logging
+import functools
 import os
 import threading
 import warnings
 from collections.abc import Mapping, Sequence
 from copy import copy
 from importlib.metadata import EntryPoint
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import attrs
-import pluggy
 
 from torchbay import _discovery
-from torchbay._contract import address, check_version, fault
-from torchbay._plain import PlainBackend
 from torchbay.errors import (
     AmbiguousBackend,
     BackendBroken,
@@ -26,7 +26,10 @@ from torchbay.errors import (
     NoBackend,
     TorchbayWarning,
 )
-from torchbay.plugin import Backend, Hooks
+
+if TYPE_CHECKING:
+    from torchbay._plugins import Plugins
+    from torchbay.plugin import Backend
 
 REFERENCE = "eager"
 
@@ -57,25 +60,28 @@ class Registry:
 
     def __init__(self) -> None:
         self.default: str | None = None
+        # Listing takes no lock: a plugin may be slow to import, or wait for a thread that lists.
         self._lock = threading.RLock()
-        self._claims: Mapping[str, Sequence[EntryPoint]] | None = None
+        self._making: set[str] = set()
         self._loaded: dict[str, Backend] = {}
         self._errors: dict[str, BackendError] = {}
-        self._plugins = pluggy.PluginManager("torchbay")
-        self._plugins.add_hookspecs(Hooks)
+        self._observers_are_loaded = False
 
-    @property
+    @functools.cached_property
     def claims(self) -> Mapping[str, Sequence[EntryPoint]]:
         """The entry points of each name, scanned once."""
-        with self._lock:
-            if self._claims is None:
-                self._claims = _discovery.scan()
-            return self._claims
+        return _discovery.scan()
+
+    @functools.cached_property
+    def plugins(self) -> Plugins:
+        """The plugins imported so far."""
+        from torchbay._plugins import Plugins
+
+        return Plugins()
 
     def listings(self) -> list[BackendListing]:
         """Describe every installed backend, in alphabetical order."""
-        with self._lock:
-            return [self._listing(name, entries) for name, entries in self.claims.items()]
+        return [self._listing(name, entries) for name, entries in self.claims.items()]
 
     def usable(self) -> list[str]:
         """Return the installed names that are not hidden."""
@@ -84,22 +90,13 @@ class Registry:
 
     def loaded(self) -> list[Backend]:
         """Return the backends that were used so far."""
-        with self._lock:
-            return list(self._loaded.values())
+        return list(self._loaded.values())
 
     def origin(self, backend: Backend) -> str | None:
         """Say which plugin made a backend, or return None if none did."""
         if self._loaded.get(backend.name) is not backend:
             return None
         return _discovery.origin(self.claims[backend.name][0])
-
-    def notify(self, hook: str, report: object) -> None:
-        """Call a hook of every plugin that was loaded, each on its own."""
-        for implementation in getattr(self._plugins.hook, hook).get_hookimpls():
-            try:
-                implementation.function(report)
-            except Exception:
-                logging.getLogger("torchbay").exception("observer %s failed", implementation)
 
     def find(self, name: str, asked_by: str = "") -> EntryPoint:
         """Return the one entry point of this name. Imports nothing."""
@@ -114,19 +111,21 @@ class Registry:
 
     def load(self, name: str, asked_by: str = "") -> Backend:
         """Return the backend of this name, importing its plugin on first use."""
+        entry = self.find(name, asked_by)
         with self._lock:
-            entry = self.find(name, asked_by)
             if name in self._loaded:
                 return self._loaded[name]
             if error := self._errors.get(name):
                 # A copy, so that the kept one gathers no frames of callers.
                 raise copy(error) from error.__cause__
-            try:
-                return self._make(entry)
-            except BackendError as error:
-                self._errors[name] = copy(error)
-                self._errors[name].__cause__ = error.__cause__
-                raise
+            self._loaded[name] = self._make(entry)
+            return self._loaded[name]
+
+    def notify(self, hook: str, report: object) -> None:
+        """Tell every plugin that observes; imports those that only observe on first use."""
+        if not self._observers_are_loaded:
+            self._load_observers()
+        self.plugins.notify(hook, report)
 
     def _listing(self, name: str, entries: Sequence[EntryPoint]) -> BackendListing:
         listing = BackendListing(
@@ -144,37 +143,27 @@ class Registry:
         return attrs.evolve(listing, state="loaded") if name in self._loaded else listing
 
     def _make(self, entry: EntryPoint) -> Backend:
-        plugin = _imported(entry)
+        if entry.name in self._making:
+            raise _makes_itself(entry)
+        self._making.add(entry.name)
         try:
-            self._loaded[entry.name] = self._ask(entry, plugin)
-        except (BackendBroken, BackendOutdated):
+            return self.plugins.make(entry)
+        except BackendError as error:
+            self._errors[entry.name] = copy(error)
+            self._errors[entry.name].__cause__ = error.__cause__
             raise
-        except Exception as error:
-            raise _broken(entry, f"failed to load: {error!r}") from error
         finally:
-            if entry.name not in self._loaded:
-                self._drop(plugin)
-        return self._loaded[entry.name]
+            self._making.discard(entry.name)
 
-    def _ask(self, entry: EntryPoint, plugin: object) -> Backend:
-        others = self._plugins.get_plugins()
-        self._plugins.register(plugin, name=entry.name)
-        self._plugins.check_pending()
-        # Another plugin must never answer for this one.
-        backend = self._plugins.subset_hook_caller("torchbay_make_backend", others)()
-        if backend is None:
-            raise _broken(
-                entry, "offers no backend: it has no torchbay_make_backend marked with hookimpl"
-            )
-        check_version(backend, _discovery.origin(entry))
-        if complaint := fault(backend) or _misnamed(backend, entry.name):
-            raise _broken(entry, f"made an unusable backend: {complaint}")
-        return backend  # type: ignore[no-any-return]
-
-    def _drop(self, plugin: object) -> None:
-        # Under its other name, if it has one, the same module may be in use.
-        if self._plugins.get_name(plugin) not in {None, *self._loaded}:
-            self._plugins.unregister(plugin)
+    def _load_observers(self) -> None:
+        with self._lock:
+            if self._observers_are_loaded:
+                return
+            plugins = self.plugins
+            # Before the imports, which may compile something themselves.
+            self._observers_are_loaded = True
+            for entry in _discovery.observers():
+                plugins.observe(entry)
 
 
 _registry = Registry()
@@ -220,7 +209,7 @@ def set_default_backend(name: str | None) -> None:
     if name is not None and not isinstance(name, str):
         raise InvalidArgument(
             f"the default backend is chosen by name, not by {name!r}",
-            remedy="Pass the name of an installed backend, or None.",
+            remedy="Pass the name of an installed backend, or None",
         )
     if name is not None:
         _registry.find(name)
@@ -238,6 +227,9 @@ def choose(backend: object | None) -> Backend:
 
 def account(backend: Backend) -> str:
     """Say in a few words which backend this is and who brought it."""
+    from torchbay._contract import address
+    from torchbay._plain import PlainBackend
+
     subject = backend.function if isinstance(backend, PlainBackend) else backend
     return _registry.origin(backend) or f"backend {backend.name!r} ({address(subject)})"
 
@@ -269,6 +261,9 @@ def _preferred(name: str, names: Sequence[str]) -> Backend:
 
 
 def _adopted(candidate: Any) -> Backend:
+    from torchbay._contract import address, check_version, fault
+    from torchbay._plain import PlainBackend
+
     if callable(candidate) and not hasattr(candidate, "api_version"):
         return PlainBackend(candidate)
     check_version(candidate, address(candidate))
@@ -276,35 +271,23 @@ def _adopted(candidate: Any) -> Backend:
         raise InvalidArgument(
             f"{candidate!r} cannot be used as a backend: {complaint}",
             remedy="Pass the name of an installed backend, an object that satisfies "
-            "torchbay.plugin.Backend, or a function (graph_module, example_inputs, **options).",
+            "torchbay.plugin.Backend, or a function (graph_module, example_inputs, **options)",
         )
     return candidate  # type: ignore[no-any-return]
 
 
-def _imported(entry: EntryPoint) -> object:
-    try:
-        return entry.load()
-    except Exception as error:
-        raise _broken(entry, f"failed to import: {error!r}") from error
-
-
-def _misnamed(backend: Backend, expected: str) -> str | None:
-    return None if backend.name == expected else f"it calls itself {backend.name!r}"
-
-
-def _broken(entry: EntryPoint, what: str) -> BackendBroken:
+def _makes_itself(entry: EntryPoint) -> BackendBroken:
     return BackendBroken(
-        f"its plugin {entry.value} {what}",
+        f"its plugin {entry.value} uses the backend that it is about to make",
         account=_discovery.origin(entry),
-        remedy=f"Repair or reinstall {_discovery.distribution(entry)}; "
-        "other backends are not affected.",
+        remedy=f"Report it to the authors of {_discovery.distribution(entry)}",
     )
 
 
 def _undecided(names: Sequence[str]) -> AmbiguousBackend:
     return AmbiguousBackend(
         f"several backends are installed and none was chosen: {', '.join(names)}",
-        remedy='Pass backend="...", call torchbay.set_default_backend, or set TORCHBAY_BACKEND.',
+        remedy='Pass backend="...", call torchbay.set_default_backend, or set TORCHBAY_BACKEND',
     )
 
 
@@ -312,10 +295,10 @@ def _nothing_installed() -> NoBackend:
     if _registry.claims:
         return NoBackend(
             "TORCHBAY_SKIP_BACKENDS hides every installed backend",
-            remedy="Remove one from that variable.",
+            remedy="Remove one from that variable",
         )
     others = " and ".join(_discovery.PROVIDERS[name] for name in ("aoti", "eager"))
     return NoBackend(
         "no backend is installed, and torchbay compiles nothing by itself",
-        remedy=f"Install one: {_discovery.install(['inductor_triton'])} (others are {others}).",
+        remedy=f"Install one: {_discovery.install(['inductor_triton'])} (others are {others})",
     )

@@ -16,7 +16,7 @@ from torchbay._lower import GateMiss, Lowered
 from torchbay._reason import Reason
 from torchbay._torch_compat import plain_execution
 from torchbay._trace import Trace
-from torchbay.plugin import CompileReport, GuardedExecutable
+from torchbay.plugin import CompileReport, Executable, GuardedExecutable
 
 __all__ = ["MISS", "EagerRoute", "Specialization", "specialization"]
 
@@ -56,6 +56,7 @@ class Specialization:
         run: The same as a function of the graph's inputs and the call's arguments.
         gates: The data-dependent reads that must come out as they did, readable.
         refuses: The executable's own guard, if it has one.
+        executable: What runs the graph; its ``run`` may not work once it is gone.
         compile_seconds: From the end of the observed call to the executable.
         group: Shared by the specializations that differ only in their gates.
         calls: How many calls it served.
@@ -70,6 +71,7 @@ class Specialization:
     run: Callable[..., Any]
     gates: tuple[str, ...]
     refuses: Callable[[list[Any]], str | None] | None
+    executable: Executable | None
     compile_seconds: float
     group: object = attrs.field(factory=object)
     calls: int = 0
@@ -132,6 +134,7 @@ def specialization(
         run=run,
         gates=tuple(map(str, trace.gates)),
         refuses=refuses,
+        executable=built.executable,
         compile_seconds=seconds,
     )
 

@@ -278,13 +278,23 @@ def set_node_stack(text: str) -> None:
 
 def functionalized(graph: torch.fx.GraphModule) -> Callable[..., Any]:
     """Return the graph as a function without in-place operators but a last copy into each input."""
-    interpreter = torch.fx.Interpreter(graph)
+    interpreter = _Retracer(graph)
 
     def run(*inputs: Any) -> Any:
         return interpreter.run(*inputs)
 
     functional: Callable[..., Any] = torch.func.functionalize(run)
     return functional
+
+
+class _Retracer(torch.fx.Interpreter):
+    """Runs a graph whose operators may be decomposed into ones with other strides."""
+
+    def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        # A view where one is possible, else a copy: what was viewed may have other strides now.
+        if target is torch.ops.aten.view.default:
+            target = torch.ops.aten.reshape.default
+        return super().call_function(target, args, kwargs)
 
 
 def writes_of(operator: Any) -> tuple[tuple[int, str], ...]:
