@@ -113,6 +113,18 @@ def test_keeps_random_numbers_in_order_between_regions(make_partial):
     assert drawn == []
 
 
+def test_gets_attention_that_draws_nothing(make_partial):
+    def call(x):
+        return nn.functional.scaled_dot_product_attention(x, x, x).relu()
+
+    backend = make_partial(aten.relu.default)
+    compiled = torchbay.compile(call, backend=backend)
+    x = torch.randn(1, 2, 3, 4)
+    compiled(x)
+    assert torch.equal(compiled(x), call(x))
+    assert [name for name, _ in parts(compiled)] == ["partial", "eager"]
+
+
 def test_keeps_writes_where_regions_are_cut(make_partial):
     module = nn.Sequential(nn.BatchNorm1d(3), nn.ReLU(), nn.BatchNorm1d(3)).requires_grad_(False)
     expected = copy.deepcopy(module)

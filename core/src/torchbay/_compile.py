@@ -35,7 +35,7 @@ from torchbay._source import definition
 from torchbay._specialization import MISS, EagerRoute, Specialization, specialization
 from torchbay._structure import tensors_in
 from torchbay._torch_compat import import_tracer, is_inside_trace
-from torchbay._trace import Trace, trace
+from torchbay._trace import Trace, subclass_among, trace
 from torchbay.errors import (
     NotServed,
     RecompileLimit,
@@ -127,8 +127,9 @@ class Dispatcher:
         reach = Reach.of(call, self._codes)
         self._refuse_unusable(call, reach)
         reasons = self._recompile_reasons(args, kwargs)
-        if (problem := self._claim_problem(backend, call)) is not None:
-            return self._unguarded(problem, args, kwargs)
+        problem = subclass_among(call, reach) or self._claim_problem(backend, call)
+        if problem is not None:
+            return self._serve_unobserved(problem, call, group)
         if reasons:
             log("recompiles", f"{self.name}: {'; '.join(reasons)}")
             notify("torchbay_recompiled", RecompileReport(self.name, reasons))
@@ -282,6 +283,13 @@ class Dispatcher:
 
         route = EagerRoute(guards=guards, match=guards.match, run=run, reason=reason)
         return route
+
+    def _serve_unobserved(self, reason: Reason, call: Call, group: object | None) -> Any:
+        """Run a call that cannot be in a graph, as can be seen without running it."""
+        route = self._eager_route(call, reason)
+        self._add(route, group, call, (str(reason),))
+        route.calls += not self.settings.fullgraph
+        return route.run(None, call.args, call.kwargs)
 
     def _unguarded(self, reason: Reason, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Run a call whose arguments cannot even be described."""

@@ -37,7 +37,7 @@ class Plugins:
         plugin = _imported(entry)
         try:
             self._register(entry, plugin)
-            backend = self._ask(entry, plugin)
+            backend: Backend = self._ask(entry, plugin)
             _check(backend, entry)
         except BaseException:
             self._drop(entry)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import CodeType
 from typing import Any
 
@@ -24,6 +24,7 @@ __all__ = [
     "OpOverload",
     "TensorGuards",
     "ambient_state_guard",
+    "argument_of",
     "compiler_flag",
     "fake_tensor_mode",
     "fake_tolist",
@@ -306,6 +307,17 @@ def writes_of(operator: Any) -> tuple[tuple[int, str], ...]:
         for position, argument in enumerate(operator._schema.arguments)
         if argument.alias_info is not None and argument.alias_info.is_write
     )
+
+
+def argument_of(
+    operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any], name: str
+) -> Any | None:
+    """Return what an operator is given under a name, by default too; None if it has none such."""
+    for position, argument in enumerate(operator._schema.arguments):
+        if argument.name == name:
+            given = args[position] if position < len(args) else kwargs.get(name)
+            return argument.default_value if given is None else given
+    return None
 
 
 def storage_id(tensor: torch.Tensor) -> int:
