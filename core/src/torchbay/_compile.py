@@ -10,40 +10,27 @@ hands that result to the caller, and turns what was observed into one more speci
 from __future__ import annotations
 
 import threading
-import time
 import warnings
 import weakref
 from collections.abc import Callable, Mapping
 from types import CodeType
 from typing import Any
 
-import attrs
-import torch
-
-from torchbay._build import Built, build, build_in_regions
-from torchbay._call import Call, Place, refuse_unusable
-from torchbay._claims import able_backends, complaint
-from torchbay._guards import guards_of_call, guards_of_graph
+from torchbay._call import Call, refuse_unusable
+from torchbay._guards import guards_of_call
 from torchbay._log import log
-from torchbay._lower import lower
 from torchbay._observe import EffectHistory, Observation, Reach, observe, rehearse
 from torchbay._options import read as read_options
 from torchbay._reason import CannotServe, Reason
 from torchbay._registry import choose, notify
 from torchbay._settings import Settings
 from torchbay._source import definition
-from torchbay._specialization import MISS, EagerRoute, Specialization, specialization
-from torchbay._structure import tensors_in
+from torchbay._specialization import MISS, EagerRoute, Specialization
+from torchbay._specialize import Specializer, refuse_obstacles
 from torchbay._torch_compat import import_tracer, is_inside_trace
-from torchbay._trace import Trace, subclass_among, trace
-from torchbay.errors import (
-    NotServed,
-    RecompileLimit,
-    TorchbayError,
-    TorchbayWarning,
-    UnsupportedGraph,
-)
-from torchbay.plugin import Backend, DeclineReport, PartialBackend, RecompileReport
+from torchbay._trace import subclass_among
+from torchbay.errors import NotServed, RecompileLimit, TorchbayError, TorchbayWarning
+from torchbay.plugin import Backend, RecompileReport
 
 __all__ = ["Dispatcher", "Entry", "live_dispatchers"]
 
@@ -68,6 +55,7 @@ class Dispatcher:
         self.settings = settings
         name: Any = settings.name or getattr(function, "__name__", type(function).__name__)
         self.name = str(name)
+        self._specializer = Specializer(settings, self.name)
         self.reset()
         live_dispatchers.add(self)
 
@@ -76,7 +64,7 @@ class Dispatcher:
         self.entries: tuple[Entry, ...] = ()
         self.recompiles: list[tuple[str, ...]] = []
         self.eager_calls = 0
-        self._builds = 0
+        self._specializer.builds = 0
         self._effects = EffectHistory()
         self._warned: set[str] = set()
         self._codes: dict[CodeType, dict[str, Any]] = {}
@@ -123,13 +111,13 @@ class Dispatcher:
         try:
             call = Call.of(self.function, args, kwargs)
         except CannotServe as refusal:
-            return self._unguarded(refusal.reason, args, kwargs)
+            return self._undescribed(refusal.reason, args, kwargs, run)
         reach = Reach.of(call, self._codes)
         self._refuse_unusable(call, reach)
         reasons = self._recompile_reasons(args, kwargs)
-        problem = subclass_among(call, reach) or self._claim_problem(backend, call)
+        problem = subclass_among(call, reach) or self._specializer.claim_problem(backend, call)
         if problem is not None:
-            return self._serve_unobserved(problem, call, group)
+            return self._unobserved(problem, call, group, run)
         if reasons:
             log("recompiles", f"{self.name}: {'; '.join(reasons)}")
             notify("torchbay_recompiled", RecompileReport(self.name, reasons))
@@ -155,66 +143,17 @@ class Dispatcher:
         state has yet to show whether it happens on every call.
         """
         try:
-            _refuse_obstacles(call, observation)
+            refuse_obstacles(call, observation)
             is_settled = self._effects.is_settled(observation.changes)
             if not is_settled or self._is_covered(call, observation):
                 return None
-            return self._specialize(call, observation, backend, options)
+            return self._specializer.specialize(call, observation, backend, options)
         except CannotServe as refusal:
             return self._eager_route(call, refusal.reason)
         except TorchbayError:
             raise
         except Exception as error:  # noqa: BLE001 - the call has been served, whatever broke here
             return self._eager_route(call, Reason(f"capturing it raised {error!r}"))
-
-    def _specialize(
-        self, call: Call, observation: Observation, backend: Backend, options: Any
-    ) -> Specialization:
-        """Run the stages from the trace to the executable."""
-        started = time.perf_counter()
-        captured = trace(call, observation)
-        built = self._built_or_fallback(captured, backend, options)
-        guards = guards_of_graph(call, observation, captured.inputs, built.lowered.written)
-        made = specialization(guards, captured, built, time.perf_counter() - started)
-        notify("torchbay_compiled", made.report(self.name))
-        return made
-
-    def _built_or_fallback(self, captured: Trace, backend: Backend, options: Any) -> Built:
-        """Lower and build; with the fallback the caller named, if the backend declines."""
-        try:
-            return self._built(captured, backend, options)
-        except UnsupportedGraph as refusal:
-            notify("torchbay_declined", DeclineReport(self.name, backend.name, str(refusal)))
-            if self.settings.fallback in (None, ...) or isinstance(backend, PartialBackend):
-                raise CannotServe(
-                    f"backend {backend.name!r} declines the graph: {refusal}",
-                    remedy="Name a fallback, e.g. fallback='eager', or choose another backend",
-                ) from refusal
-        fallback = choose(self.settings.fallback)
-        return self._built(captured, fallback, read_options(fallback, None, None))
-
-    def _built(self, captured: Trace, backend: Backend, options: Any) -> Built:
-        claims = backend.capabilities
-        if isinstance(backend, PartialBackend):
-            # Whoever gets the rest of the graph need not claim to write inputs.
-            claims = attrs.evolve(claims, mutation=False)
-        lowered = lower(captured, claims)
-        if lowered.graph is None:
-            return Built(lowered, None, ((backend.name, ()),))
-        self._builds += 1
-        if not isinstance(backend, PartialBackend):
-            executable = build(lowered, captured, backend, options, self.name)
-            return Built(lowered, executable, ((backend.name, ()),))
-        fallback = self._fallback_of_parts()
-        executable, regions = build_in_regions(
-            lowered, captured, backend, options, fallback, self.name
-        )
-        return Built(lowered, executable, regions)
-
-    def _fallback_of_parts(self) -> Backend | None:
-        """Return what gets the rest of a graph that a partial backend takes in part."""
-        name = "eager" if self.settings.fallback is ... else self.settings.fallback
-        return choose(name) if name is not None else None
 
     def _add(
         self, entry: Entry, group: object | None, call: Call, reasons: tuple[str, ...]
@@ -254,7 +193,11 @@ class Dispatcher:
             return f"{_MOST_LEAVES} outcomes of its branches are compiled"
         if group is None and len(set(groups)) >= self.settings.recompile_limit:
             return f"recompile_limit={self.settings.recompile_limit} is reached"
-        return f"{_MOST_BUILDS} graphs were built" if self._builds >= _MOST_BUILDS else None
+        return (
+            f"{_MOST_BUILDS} graphs were built"
+            if self._specializer.builds >= _MOST_BUILDS
+            else None
+        )
 
     def _past_limit(
         self, limit: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], run: Observe
@@ -284,17 +227,18 @@ class Dispatcher:
         route = EagerRoute(guards=guards, match=guards.match, run=run, reason=reason)
         return route
 
-    def _serve_unobserved(self, reason: Reason, call: Call, group: object | None) -> Any:
-        """Run a call that cannot be in a graph, as can be seen without running it."""
+    def _unobserved(self, reason: Reason, call: Call, group: object | None, run: Observe) -> Any:
+        """Serve a call that cannot be in a graph, as can be seen without running it."""
         route = self._eager_route(call, reason)
         self._add(route, group, call, (str(reason),))
-        route.calls += not self.settings.fullgraph
-        return route.run(None, call.args, call.kwargs)
+        return self._undescribed(reason, call.args, call.kwargs, run)
 
-    def _unguarded(self, reason: Reason, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """Run a call whose arguments cannot even be described."""
+    def _undescribed(
+        self, reason: Reason, args: tuple[Any, ...], kwargs: Mapping[str, Any], run: Observe
+    ) -> Any:
+        """Serve a call whose arguments cannot even be described."""
         self.eager_calls += 1
-        result = self.function(*args, **kwargs)
+        result = self.function(*args, **kwargs) if run is observe else None
         self._report(reason, result)
         return result
 
@@ -319,18 +263,6 @@ class Dispatcher:
                 return (entry.why_missed(args, kwargs),)
         return tuple(map(str, found[0][1])) if found else ()
 
-    def _claim_problem(self, backend: Backend, call: Call) -> Reason | None:
-        """Return why a backend cannot take these tensors, whatever the graph will be."""
-        tensors = [item.value for item in call.tensors]
-        problem = complaint(backend.capabilities, tensors)
-        if problem is None or self.settings.fallback not in (None, ...):
-            return None
-        what = f"backend {backend.name!r} cannot take this call: {problem}"
-        if what in self._warned:
-            return Reason(what)
-        others = ", ".join(able_backends(tensors))
-        return Reason(what, "", f"Installed backends that take it: {others}" if others else "")
-
     def _refuse_unusable(self, call: Call, reach: Reach) -> None:
         where = definition(self.function)
         for item in call.tensors:
@@ -348,23 +280,3 @@ def _not_served(name: str, reason: Reason, result: Any) -> NotServed:
     )
     error.result = result
     return error
-
-
-def _refuse_obstacles(call: Call, observation: Observation) -> None:
-    """Raise CannotServe if the call did something that no graph can do."""
-    for obstacle in observation.obstacles:
-        raise CannotServe(obstacle.what, where=obstacle.where, remedy=obstacle.remedy)
-    places: list[Place] = [*call.tensors, *observation.reach.tensors()]
-    inputs = {id(place.value) for place in places}
-    for tensor in tensors_in(observation.result):
-        if id(tensor) in inputs:
-            continue
-        if tensor.requires_grad:
-            raise CannotServe(
-                "its result needs gradients, and training is not served from a graph yet",
-                remedy="Call it under torch.no_grad() or torch.inference_mode() for inference",
-            )
-        if vars(tensor):
-            raise CannotServe(f"its result has attributes of its own: {', '.join(vars(tensor))}")
-        if type(tensor) is not torch.Tensor:
-            raise CannotServe(f"its result is a new {type(tensor).__qualname__}")

@@ -18,10 +18,11 @@ from torchbay._call import Call, Place
 from torchbay._observe._effects import EffectHistory
 from torchbay._observe._ops import BATCH_NORMS, GATES, LIFTS, Gate, OpRecord, is_compared, record_of
 from torchbay._observe._profile import ProfileRecorder, profiled
-from torchbay._observe._reach import Holder, Reach, Reading, is_unwatchable
+from torchbay._observe._reach import Holder, Reach, Reading
 from torchbay._observe._recorder import OpRecorder
 from torchbay._observe._rehearsal import WriteUndo, unmoved_generators
 from torchbay._observe._snapshot import Change, Snapshot, is_same
+from torchbay._observe._state import is_unwatchable
 from torchbay._reason import CannotServe, Reason
 from torchbay._torch_compat import compiler_flag
 

@@ -1,0 +1,112 @@
+"""Which objects hold state that a program may read and change, and which of it can be watched."""
+
+from __future__ import annotations
+
+import argparse
+import array
+import collections
+import functools
+import io
+import queue
+import random
+import sys
+import threading
+import weakref
+from types import BuiltinFunctionType, FunctionType, ModuleType, SimpleNamespace
+from typing import Any
+
+import torch
+
+from torchbay._source import is_library_file, is_user_file
+from torchbay._structure import is_plain
+
+__all__ = ["LARGEST", "is_own", "is_unwatchable", "is_users_class", "is_watchable", "may_change"]
+
+LARGEST = 4096
+"""The most elements of a container that are watched one by one."""
+
+
+def may_change(value: Any, *, is_library: bool) -> bool:
+    """Whether a global is state rather than a definition: nobody rebinds what a library defines."""
+    if isinstance(value, functools.partial) or hasattr(value, "__wrapped__"):
+        return not is_library
+    if isinstance(value, BuiltinFunctionType):
+        return not is_plain(value)
+    if isinstance(value, (FunctionType, type, ModuleType)):
+        return is_own(value)
+    is_scalar = is_plain(value)
+    if is_library:
+        return is_scalar or isinstance(value, (torch.Tensor, torch.nn.Module))
+    is_container = isinstance(value, (list, tuple, dict, set)) and len(value) <= LARGEST
+    return is_scalar or is_container or isinstance(value, torch.Tensor) or is_watchable(value)
+
+
+def is_own(definition: Any) -> bool:
+    """Whether a function, class or module is the user's own rather than a library's."""
+    if isinstance(definition, type):
+        return is_users_class(definition)
+    if isinstance(definition, ModuleType) and definition.__spec__ is None:
+        return True
+    filename = (
+        definition.__code__.co_filename
+        if isinstance(definition, FunctionType)
+        else getattr(definition, "__file__", None)
+    )
+    return filename is not None and is_user_file(filename) and not is_library_file(filename)
+
+
+def is_users_class(kind: type) -> bool:
+    module = sys.modules.get(kind.__module__)
+    filename = getattr(module, "__file__", None)
+    if filename is None:
+        return kind.__module__ == "__main__"
+    return is_user_file(filename) and not is_library_file(filename)
+
+
+_PLAIN_HOLDERS = (SimpleNamespace, argparse.Namespace, collections.UserDict, collections.UserList)
+
+
+def is_watchable(value: Any) -> bool:
+    """Whether an object is of a class outside torch and Python's own library, with a ``__dict__``."""
+    if isinstance(value, _PLAIN_HOLDERS):
+        return True
+    if isinstance(value, (type, ModuleType, BuiltinFunctionType)) or not hasattr(value, "__dict__"):
+        return False
+    root = type(value).__module__.partition(".")[0]
+    is_library = root in _LIBRARIES and not isinstance(value, torch.nn.Module)
+    return not is_library and isinstance(vars(value), dict)
+
+
+_LIBRARIES = frozenset(sys.stdlib_module_names) - {"__main__"} | {"torch", "torchbay", "numpy"}
+_UNWATCHABLE = (
+    array.array,
+    bytearray,
+    collections.deque,
+    io.IOBase,
+    memoryview,
+    queue.Queue,
+    queue.SimpleQueue,
+    random.Random,
+    threading.Barrier,
+    threading.Condition,
+    threading.Event,
+    threading.Semaphore,
+    threading.local,
+    weakref.WeakKeyDictionary,
+    weakref.WeakSet,
+    weakref.WeakValueDictionary,
+)
+
+
+def is_unwatchable(value: Any) -> bool:
+    """Whether an object can change in a way that neither guard nor snapshot would see."""
+    kind = type(value)
+    return (
+        isinstance(value, _UNWATCHABLE)
+        or (kind.__module__, kind.__qualname__) == ("numpy", "ndarray")
+        or (isinstance(value, (list, tuple, dict)) and len(value) > LARGEST)
+        or hasattr(kind, "__next__")
+        or kind.__module__.startswith("numpy.random")
+        or (isinstance(value, set) and not is_plain(frozenset(value)))
+        or (is_users_class(kind) and not hasattr(value, "__dict__"))
+    )
