@@ -212,3 +212,14 @@ def test_pickles_errors(kind):
     error = pickle.loads(pickle.dumps(kind("what", account="whose", remedy="do")))
     assert (error.what, error.account, error.remedy) == ("what", "whose", "do")
     assert type(error) is kind
+
+
+def test_lets_unusable_tensors_be_that_no_module_registers(recording):
+    kept = {"sparse": torch.eye(2).to_sparse(), "meta": torch.ones(2, device="meta")}
+
+    def call(x):
+        return x + len(kept)
+
+    compiled = torchbay.compile(call, backend=recording)
+    for _ in range(3):
+        assert torch.equal(compiled(torch.ones(2)), torch.full((2,), 3.0))

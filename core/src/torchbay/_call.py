@@ -16,7 +16,7 @@ from torchbay._structure import Container, is_plain, take_apart
 from torchbay._torch_compat import is_fake
 from torchbay.errors import InvalidArgument
 
-__all__ = ["Call", "Item", "Place", "refuse_unusable"]
+__all__ = ["Call", "Item", "Place", "is_usable", "refuse_unusable"]
 
 _DEEPEST = 64
 
@@ -176,16 +176,29 @@ def refuse_unusable(path: str, tensor: torch.Tensor, where: str) -> None:
     Raises:
         InvalidArgument: It has no data (meta, fake) or a layout no backend takes.
     """
+    if (found := _unusable(tensor)) is not None:
+        problem, remedy = found
+        raise InvalidArgument(f"{path} {problem}", account=where, remedy=remedy)
+
+
+def is_usable(tensor: torch.Tensor) -> bool:
+    """Whether a graph can be captured with a tensor."""
+    return _unusable(tensor) is None
+
+
+def _unusable(tensor: torch.Tensor) -> tuple[str, str] | None:
+    """Return what is the matter with a tensor, and what to do about it."""
     if is_fake(tensor):
-        problem, remedy = "is a fake tensor", "Call with a real tensor"
-    elif tensor.is_meta:
-        problem = "is on the meta device and holds no data"
-        remedy = "Materialize it first, e.g. with module.to_empty(device=...) and a state_dict"
-    elif tensor.is_nested or tensor.layout is not torch.strided:
-        problem = f"has layout {'nested' if tensor.is_nested else tensor.layout}"
+        return "is a fake tensor", "Call with a real tensor"
+    if tensor.is_meta:
+        return (
+            "is on the meta device and holds no data",
+            "Materialize it first, e.g. with module.to_empty(device=...) and a state_dict",
+        )
+    if tensor.is_nested or tensor.layout is not torch.strided:
+        layout = "nested" if tensor.is_nested else tensor.layout
         remedy = "Convert it with .to_dense() or .to_padded_tensor(), or call the original"
-    elif tensor.is_quantized:
-        problem, remedy = "is quantized", "Dequantize it, or call the original"
-    else:
-        return
-    raise InvalidArgument(f"{path} {problem}", account=where, remedy=remedy)
+        return f"has layout {layout}", remedy
+    if tensor.is_quantized:
+        return "is quantized", "Dequantize it, or call the original"
+    return None

@@ -267,7 +267,7 @@ class Dispatcher:
         where = definition(self.function)
         for item in call.tensors:
             refuse_unusable(f"argument {item.path}", item.value, where)
-        for reading in reach.tensors():
+        for reading in reach.named_tensors():
             refuse_unusable(reading.path, reading.value, where)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from torchbay._call import Call, Item
+from torchbay._call import Call, Item, is_usable
 from torchbay._guards._emit import GuardFunction, compile_source, emit
 from torchbay._guards._kinds import (
     ContainerGuard,
@@ -166,7 +166,7 @@ def _can_grow(holder: Holder) -> bool:
 
 def _reading_guards(reading: Reading, access: str, is_pinned: bool) -> Iterable[Guard]:  # noqa: FBT001
     value = reading.value
-    if isinstance(value, torch.Tensor):
+    if isinstance(value, torch.Tensor) and is_usable(value):
         return
     if isinstance(value, set):
         yield ValueGuard(reading.path, f"type({access})", set)

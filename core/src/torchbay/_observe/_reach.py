@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import collections
 from collections.abc import Iterator, Mapping
-from types import CodeType
+from types import CellType, CodeType
 from typing import Any
 
 import attrs
@@ -110,6 +110,13 @@ class Reach:
         """Yield the readings whose value is a tensor."""
         for holder in self.holders.values():
             yield from (r for r in holder.readings if isinstance(r.value, torch.Tensor))
+
+    def named_tensors(self) -> Iterator[Reading]:
+        """Yield the tensors that somebody gave a name: parameters, buffers, closed-over ones."""
+        for holder in self.holders.values():
+            is_registry = holder.suffix.endswith(("['_parameters']", "['_buffers']"))
+            if is_registry or isinstance(holder.container, CellType):
+                yield from (r for r in holder.readings if isinstance(r.value, torch.Tensor))
 
     def watched(self, names: frozenset[str] | None) -> list[Holder]:
         """Return the holders that code mentioning only these names can get at.

@@ -7,16 +7,18 @@ from typing import Any
 
 import attrs
 import torch
+from torch.nn.parameter import is_lazy
 
-from torchbay._call import Call, Item, Place
+from torchbay._call import Call, Item, Place, is_usable
 from torchbay._observe import (
     Gate,
     Observation,
+    Reach,
     Reading,
     Snapshot,
     python_randomness_kept,
 )
-from torchbay._reason import CannotServe
+from torchbay._reason import CannotServe, Reason
 from torchbay._source import Names, is_user_file
 from torchbay._torch_compat import (
     compiler_flag,
@@ -30,7 +32,7 @@ from torchbay._trace._hidden_writes import reveal_hidden_writes
 from torchbay._trace._modes import GateAnswers, OpTracer, Substitution
 from torchbay._trace._result import ResultReader
 
-__all__ = ["Input", "Trace", "trace"]
+__all__ = ["Input", "Trace", "subclass_among", "trace"]
 
 _RESERVED = ("inputs", "args", "kwargs", "out", "execute", "gates", "refuses", "run", "MISS")
 _PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
@@ -136,23 +138,27 @@ def _traced(
 
 
 def _inputs_of(call: Call, observation: Observation) -> list[Input]:
-    state = [reading for reading in observation.readings if isinstance(reading.value, torch.Tensor)]
+    readings = (r for r in observation.readings if isinstance(r.value, torch.Tensor))
+    # One that cannot be used is met, if it is used, as a tensor of unknown origin.
+    state = [reading for reading in readings if is_usable(reading.value)]
     places: dict[int, list[Item | Reading]] = {}
     found: list[Item | Reading] = [*state, *call.tensors]
     for place in found:
         places.setdefault(id(place.value), []).append(place)
-    for group in places.values():
-        _refuse_subclass(group[0])
     return [
         Input(group[0].value, tuple(group), isinstance(group[0], Reading))
         for group in places.values()
     ]
 
 
-def _refuse_subclass(place: Place) -> None:
-    if type(place.value) not in _PLAIN_TENSORS:
-        kind = f"{type(place.value).__module__}.{type(place.value).__qualname__}"
-        raise CannotServe(f"{place.path} is a tensor subclass, {kind}")
+def subclass_among(call: Call, reach: Reach) -> Reason | None:
+    """Return which tensor is of a class whose operators are not PyTorch's own, if any is."""
+    places: list[Place] = [*call.tensors, *reach.tensors()]
+    for place in places:
+        if type(place.value) not in _PLAIN_TENSORS and not is_lazy(place.value):
+            kind = f"{type(place.value).__module__}.{type(place.value).__qualname__}"
+            return Reason(f"{place.path} is a tensor subclass, {kind}")
+    return None
 
 
 def _distinct(call: Call, by_tensor: dict[int, torch.Tensor]) -> list[torch.Tensor]:
