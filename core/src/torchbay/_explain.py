@@ -59,7 +59,7 @@ class EagerReport:
     calls: int
 
     def __str__(self) -> str:
-        return f"served {self.calls} calls eagerly: {self.reason}"
+        return f"served {_counted(self.calls, 'call')} eagerly: {self.reason}"
 
 
 @attrs.frozen
@@ -94,11 +94,16 @@ class Explanation:
 
     def __str__(self) -> str:
         served = ", ".join(f"{count} {way}" for way, count in self.calls.items())
-        parts = [f"{self.name}: {len(self.specializations)} specializations; calls: {served}"]
+        made = _counted(len(self.specializations), "specialization")
+        parts = [f"{self.name}: {made}; calls: {served}"]
         parts += [f"specialization {i}: {s}" for i, s in enumerate(self.specializations)]
         parts += map(str, self.eager)
         parts += [f"recompile {i}: {'; '.join(why)}" for i, why in enumerate(self.recompiles)]
         return "\n\n".join(parts)
+
+
+def _counted(count: int, thing: str) -> str:
+    return f"{count} {thing}" if count == 1 else f"{count} {thing}s"
 
 
 def explain(compiled: Any) -> Explanation:
