@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+pytest_plugins = "torchbay.testing.pytest_plugin"
+
 
 def pytest_report_header() -> str:
     if torch.cuda.is_available():

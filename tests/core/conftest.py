@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
+from importlib.metadata import distributions
+from textwrap import dedent
 from typing import Any
 
 import attrs
 import pytest
 import torch
 
+from torchbay import _registry
 from torchbay.plugin import Capabilities, CompileRequest, NoOptions, UnsupportedGraph
 
 
@@ -84,3 +88,80 @@ def inference():
     """Nearly every test here is about inference; those about gradients enable them."""
     with torch.no_grad():
         yield
+
+
+PLUGIN = """
+    from torchbay.plugin import Capabilities, NoOptions, hookimpl
+
+    class Executable:
+        def __init__(self, graph):
+            self.graph = graph
+
+        def run(self, inputs):
+            return self.graph(*inputs)
+
+    class Backend:
+        name = {name!r}
+        api_version = {version!r}
+        capabilities = Capabilities()
+        options = NoOptions
+
+        def fingerprint(self):
+            return {{}}
+
+        def compile(self, request):
+            {body}
+
+    @hookimpl
+    def torchbay_make_backend():
+        return Backend()
+"""
+
+
+class Shelf:
+    """Distributions in a folder of their own, as an installer would leave them there."""
+
+    def __init__(self, folder) -> None:
+        self.folder = folder
+
+    def publish(
+        self,
+        name,
+        source=None,
+        *,
+        module=None,
+        distribution=None,
+        version="1.0",
+        group="torchbay.backends",
+    ):
+        """Install a plugin; without a source it is one whose backend runs graphs as they are."""
+        module = module or f"plugin_{name}"
+        distribution = distribution or f"torchbay-{name}"
+        (self.folder / f"{module}.py").write_text(dedent(source or self.source(name)))
+        metadata = self.folder / f"{distribution.replace('-', '_')}-{version}.dist-info"
+        metadata.mkdir(exist_ok=True)
+        (metadata / "METADATA").write_text(f"Name: {distribution}\nVersion: {version}\n")
+        (metadata / "entry_points.txt").write_text(f"[{group}]\n{name} = {module}\n")
+        return module
+
+    def source(self, name, *, version=1, body="return Executable(request.graph)"):
+        """Return the source of a sound plugin; ``body`` is that of its backend's ``compile``."""
+        return dedent(PLUGIN).format(name=name, version=version, body=body)
+
+    def entry_points(self, group):
+        """Return what is on this shelf alone."""
+        found = distributions(path=[str(self.folder)])
+        return [entry for one in found for entry in one.entry_points.select(group=group)]
+
+
+@pytest.fixture
+def shelf(tmp_path, monkeypatch):
+    """Install distributions beside those that are installed, for one test."""
+    modules = set(sys.modules)
+    monkeypatch.syspath_prepend(tmp_path)
+    _registry.forget()
+    yield Shelf(tmp_path)
+    _registry.forget()
+    for module in set(sys.modules) - modules:
+        if module.startswith("plugin_"):
+            del sys.modules[module]

@@ -2,71 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
+import shutil
 import sys
 import threading
-from importlib.metadata import EntryPoint, distributions
-from textwrap import dedent
+from importlib.metadata import EntryPoint
 
 import pytest
 
 from torchbay import _discovery, _registry, errors
 from torchbay.plugin import API_VERSION, Backend
 
-PLUGIN = """
-    from torchbay.plugin import Capabilities, NoOptions, hookimpl
-
-    class Null:
-        name = {name!r}
-        api_version = {version}
-        capabilities = Capabilities()
-        options = NoOptions
-
-        def fingerprint(self):
-            return {{}}
-
-        def compile(self, request):
-            raise NotImplementedError
-
-    @hookimpl
-    def torchbay_make_backend():
-        return Null()
-"""
-
-
-class Shelf:
-    """Distributions on a folder of their own, instead of the installed ones."""
-
-    def __init__(self, folder) -> None:
-        self.folder = folder
-
-    def publish(self, name, source=None, *, module=None, distribution=None, version="1.0"):
-        module = module or f"plugin_{name}"
-        distribution = distribution or f"torchbay-{name}"
-        source = source or PLUGIN.format(name=name, version=API_VERSION)
-        (self.folder / f"{module}.py").write_text(dedent(source))
-        metadata = self.folder / f"{distribution.replace('-', '_')}-{version}.dist-info"
-        metadata.mkdir(exist_ok=True)
-        (metadata / "METADATA").write_text(f"Name: {distribution}\nVersion: {version}\n")
-        (metadata / "entry_points.txt").write_text(f"[torchbay.backends]\n{name} = {module}\n")
-        return module
-
-    def entry_points(self, group):
-        found = distributions(path=[str(self.folder)])
-        return [entry for one in found for entry in one.entry_points.select(group=group)]
-
 
 @pytest.fixture
-def shelf(tmp_path, monkeypatch):
-    shelf = Shelf(tmp_path)
-    modules = set(sys.modules)
-    monkeypatch.syspath_prepend(tmp_path)
+def shelf(shelf, monkeypatch):
+    """Take what is really installed away."""
     monkeypatch.setattr(_discovery, "entry_points", shelf.entry_points)
-    _registry.forget()
-    yield shelf
-    _registry.forget()
-    for module in set(sys.modules) - modules:
-        if module.startswith("plugin_"):
-            del sys.modules[module]
+    return shelf
 
 
 def states():
@@ -111,7 +63,7 @@ def test_makes_a_backend_once(shelf):
 def test_makes_a_backend_once_across_threads(shelf):
     shelf.publish(
         "fast",
-        "import time; time.sleep(0.05)\n" + dedent(PLUGIN).format(name="fast", version=API_VERSION),
+        "import time; time.sleep(0.05)\n" + shelf.source("fast"),
     )
     made = []
     threads = [
@@ -186,16 +138,30 @@ def test_lists_an_entry_point_of_unknown_origin(shelf, monkeypatch):
             "lacks name, api_version, capabilities, options, fingerprint, compile",
             id="no backend",
         ),
+        pytest.param("raise SystemExit(3)", "SystemExit(3)", id="exits"),
         pytest.param(
-            PLUGIN.format(name="broken", version=API_VERSION).replace("Null()", "Null"),
-            "Null is a class",
-            id="a class",
+            """
+            from torchbay.plugin import hookimpl
+
+            @hookimpl
+            def torchbay_make_backend():
+                import torchbay
+                torchbay.compile(print, backend="broken", options={})
+            """,
+            "uses the backend that it is about to make",
+            id="makes itself",
         ),
         pytest.param(
-            PLUGIN.format(name="other", version=API_VERSION), "calls itself 'other'", id="misnamed"
-        ),
-        pytest.param(
-            PLUGIN.format(name="broken", version=True), "not an integer", id="ill-typed version"
+            """
+            from torchbay.errors import BackendOutdated
+            from torchbay.plugin import hookimpl
+
+            @hookimpl
+            def torchbay_make_backend():
+                raise BackendOutdated("another one is", account="backend 'another'")
+            """,
+            "failed to load: BackendOutdated",
+            id="blames another",
         ),
     ],
 )
@@ -209,6 +175,77 @@ def test_keeps_a_broken_plugin_apart(shelf, source, complaint):
     assert caught.value.remedy
     assert _registry.load("sound").name == "sound"
     assert states() == {"broken": "broken", "sound": "loaded"}
+
+
+@pytest.mark.parametrize(
+    ("sound", "unsound", "complaint"),
+    [
+        ("return Backend()", "return Backend", "Backend is a class"),
+        ("name = 'broken'", "name = 'other'", "calls itself 'other'"),
+        ("name = 'broken'", "name = 3", "its name is 3, not a string"),
+        ("api_version = 1", "api_version = True", "not an integer"),
+        ("options = NoOptions", "options = None", "not a class"),
+        ("def fingerprint(self)", "fingerprint = {}\n    def other(self)", "not a method"),
+        (
+            "options = NoOptions",
+            "options = property(lambda self: 1 / 0)",
+            "reading its members raised ZeroDivisionError",
+        ),
+    ],
+)
+def test_refuses_what_a_plugin_made(shelf, sound, unsound, complaint):
+    source = shelf.source("broken")
+    assert sound in source
+    shelf.publish("broken", source.replace(sound, unsound))
+    with pytest.raises(errors.BackendBroken, match=complaint):
+        _registry.load("broken")
+    assert states() == {"broken": "broken"}
+
+
+def test_leaves_nothing_of_a_broken_plugin_registered(shelf):
+    misspelt = """
+        from torchbay.plugin import hookimpl
+
+        @hookimpl
+        def torchbay_compiled(report):
+            raise RuntimeError("told")
+
+        @hookimpl
+        def torchbay_make_backend(): ...
+
+        @hookimpl
+        def torchbay_{}(report): ...
+    """
+    shelf.publish("silent", misspelt.format("declined"))
+    shelf.publish("misspelt", misspelt.format("compield"))
+    shelf.publish("sound")
+    for name in ("silent", "misspelt"):
+        with pytest.raises(errors.BackendBroken):
+            _registry.load(name)
+    _registry.load("sound")
+    plugins = _registry._registry.plugins._manager
+    assert plugins.get_plugins() == {sys.modules["plugin_sound"]}
+    assert plugins.hook.torchbay_compiled.get_hookimpls() == []
+
+
+def test_lists_while_another_thread_imports_a_plugin(shelf):
+    shelf.publish("slow", "import sys; sys.started.set(); sys.proceed.wait(30); 1 / 0")
+    sys.started, sys.proceed = threading.Event(), threading.Event()
+
+    def load():
+        with contextlib.suppress(errors.BackendBroken):
+            _registry.load("slow")
+
+    loading = threading.Thread(target=load)
+    loading.start()
+    try:
+        assert sys.started.wait(30)
+        assert states() == {"slow": "installed"}
+    finally:
+        sys.proceed.set()
+        loading.join()
+        del sys.started, sys.proceed
+    assert states() == {"slow": "broken"}
 
 
 def test_keeps_the_cause_and_does_not_try_again(shelf):
@@ -228,9 +265,7 @@ def test_keeps_the_cause_and_does_not_try_again(shelf):
 def test_is_not_answered_by_another_plugin(shelf):
     shelf.publish(
         "thief",
-        PLUGIN.format(name="thief", version=API_VERSION).replace(
-            "@hookimpl", "@hookimpl(tryfirst=True)"
-        ),
+        shelf.source("thief").replace("@hookimpl", "@hookimpl(tryfirst=True)"),
     )
     shelf.publish("honest")
     _registry.load("thief")
@@ -239,9 +274,7 @@ def test_is_not_answered_by_another_plugin(shelf):
 
 def test_keeps_a_backend_whose_module_is_claimed_under_a_second_name(shelf):
     shelf.publish("first", module="plugin_shared")
-    shelf.publish(
-        "second", PLUGIN.format(name="first", version=API_VERSION), module="plugin_shared"
-    )
+    shelf.publish("second", shelf.source("first"), module="plugin_shared")
     _registry.load("first")
     with pytest.raises(errors.BackendBroken, match="already registered"):
         _registry.load("second")
@@ -252,7 +285,7 @@ def test_keeps_a_backend_whose_module_is_claimed_under_a_second_name(shelf):
     ("version", "remedy"), [(0, "Upgrade the backend"), (API_VERSION + 1, "Upgrade torchbay")]
 )
 def test_names_both_versions_of_an_outdated_plugin(shelf, version, remedy):
-    shelf.publish("old", PLUGIN.format(name="old", version=version))
+    shelf.publish("old", shelf.source("old", version=version))
     for _ in range(2):
         with pytest.raises(
             errors.BackendOutdated, match=f"plugin API {version}.*{API_VERSION}"
@@ -274,6 +307,28 @@ def test_names_both_owners_of_one_name(shelf):
     assert isinstance(listing.error, errors.AmbiguousBackend)
 
 
+def test_counts_a_distribution_once_that_uninstalling_left_behind(shelf):
+    shelf.publish("fast", distribution="Vendor", version="1.0")
+    kept = next(shelf.folder.glob("*.dist-info"))
+    shutil.copytree(kept, kept.with_name("~endor-1.0.dist-info"))
+    assert states() == {"fast": "installed"}
+    assert _registry.load("fast").name == "fast"
+
+
+def test_takes_two_claims_of_one_distribution_for_ambiguous(shelf):
+    shelf.publish("fast")
+    listed = next(shelf.folder.glob("*.dist-info")) / "entry_points.txt"
+    listed.write_text(listed.read_text() + "fast = plugin_other\n")
+    assert states() == {"fast": "ambiguous"}
+
+
+def test_lists_a_damaged_distribution(shelf):
+    shelf.publish("fast")
+    (next(shelf.folder.glob("*.dist-info")) / "METADATA").unlink()
+    (listing,) = _registry.backends()
+    assert (listing.name, listing.distribution) == ("fast", "an unknown distribution")
+
+
 def test_names_installed_backends_and_near_misses(shelf):
     shelf.publish("mygpu")
     with pytest.raises(errors.UnknownBackend) as caught:
@@ -291,6 +346,9 @@ def test_names_installed_backends_and_near_misses(shelf):
         ("inductor_triton", "pip install torchbay-inductor-triton"),
         ("inductor", "pip install torchbay-inductor-triton"),
         ("aoti", "pip install torchbay-aoti"),
+        ("triton", "pip install torchbay-inductor-triton"),
+        ("torchbay-eager", "pip install torchbay-eager"),
+        ("Inductor-Triton", "pip install torchbay-inductor-triton"),
     ],
 )
 def test_says_how_to_install_a_known_backend(shelf, name, command):
@@ -308,6 +366,13 @@ def test_hides_backends_named_in_the_environment(shelf, monkeypatch):
         _registry.load("hidden")
     assert module not in sys.modules
     assert _registry.choose(None).name == "seen"
+
+
+def test_hides_none_of_the_rest(shelf, monkeypatch):
+    shelf.publish("seen")
+    for value in ("", " , ", "absent"):
+        monkeypatch.setenv("TORCHBAY_SKIP_BACKENDS", value)
+        assert states() == {"seen": "installed"}
 
 
 def test_prefers_the_only_compiling_backend(shelf):
@@ -389,9 +454,9 @@ def test_checks_a_default_without_importing_it(shelf):
 def test_takes_a_backend_object(shelf):
     shelf.publish("fast")
     _registry.load("fast")
-    made = sys.modules["plugin_fast"].Null()
+    made = sys.modules["plugin_fast"].Backend()
     assert _registry.choose(made) is made
-    assert _registry.account(made) == "backend 'fast' (object of plugin_fast.Null)"
+    assert _registry.account(made) == "backend 'fast' (object of plugin_fast.Backend)"
 
 
 def test_takes_a_plain_function(shelf):
@@ -405,21 +470,33 @@ def test_takes_a_plain_function(shelf):
 
 
 def test_checks_the_version_of_a_backend_object(shelf):
-    shelf.publish("old", PLUGIN.format(name="old", version=0))
+    shelf.publish("old", shelf.source("old", version=0))
     with pytest.raises(errors.BackendOutdated):
         _registry.load("old")
-    with pytest.raises(errors.BackendOutdated, match="object of plugin_old.Null"):
-        _registry.choose(sys.modules["plugin_old"].Null())
+    with pytest.raises(errors.BackendOutdated, match="object of plugin_old.Backend"):
+        _registry.choose(sys.modules["plugin_old"].Backend())
 
 
 def test_refuses_the_class_of_a_backend(shelf):
     shelf.publish("fast")
     _registry.load("fast")
-    with pytest.raises(errors.InvalidArgument, match="Null is a class"):
-        _registry.choose(sys.modules["plugin_fast"].Null)
+    with pytest.raises(errors.InvalidArgument, match="Backend is a class"):
+        _registry.choose(sys.modules["plugin_fast"].Backend)
 
 
-@pytest.mark.parametrize("candidate", [3, ["eager"], object()])
+class Raising:
+    """Has every member of a backend, none of which can be read."""
+
+    compile = fingerprint = None
+
+    @property
+    def name(self):
+        raise RuntimeError("not now")
+
+    api_version = capabilities = options = name
+
+
+@pytest.mark.parametrize("candidate", [3, ["eager"], object(), Raising()])
 def test_refuses_what_is_no_backend(shelf, candidate):
     with pytest.raises(errors.InvalidArgument, match="cannot be used as a backend"):
         _registry.choose(candidate)

@@ -42,9 +42,8 @@ class SpecializationReport:
         gates = "".join(f"\n  branch on data: {gate}" for gate in self.gates)
         if len(self.parts) > 1:
             gates += "".join(f"\n  part for {name}: {', '.join(ops)}" for name, ops in self.parts)
-        head = (
-            f"compiled by {self.backend} in {self.compile_seconds:.2f} s, served {self.calls} calls"
-        )
+        served = _counted(self.calls, "call")
+        head = f"compiled by {self.backend} in {self.compile_seconds:.2f} s, served {served}"
         return (
             f"{head}{gates}\n\n{self.guards}\n{self.run}\n{self.graph or '(nothing is computed)'}"
         )

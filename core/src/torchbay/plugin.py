@@ -137,14 +137,15 @@ class CompileRequest:
 
 @runtime_checkable
 class Executable(Protocol):
-    """A compiled graph in memory."""
+    """A compiled graph in memory. The core keeps it as long as it may call it."""
 
     def run(self, inputs: list[Any]) -> Sequence[Any]:
         """Run the graph once.
 
         Means: ``inputs`` holds the values of the graph's placeholders in order: state, then the
         call's tensors, then sizes as ints. The list is the callee's to clear. Returns the graph's
-        outputs in order.
+        outputs in order. Each has the sizes, strides, dtype and device of its node's
+        ``meta["val"]``. No output shares memory with an output of another call.
         When called: on every hit, after the core's guards held; grad mode is off and autocast is
         disabled, whatever they were around the call.
         May raise: what the operators themselves raise on the values they are given.

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch.fx import Graph, GraphModule, Node
 
-from torchbay._torch_compat import OpOverload, writes_of
+from torchbay._torch_compat import OpOverload, argument_of, writes_of
 
 __all__ = ["has_compute", "is_random", "is_write", "prune", "with_outputs"]
 
@@ -15,7 +15,11 @@ __all__ = ["has_compute", "is_random", "is_write", "prune", "with_outputs"]
 def is_random(node: Node) -> bool:
     """Whether a node draws from a random generator."""
     target = node.target
-    return isinstance(target, OpOverload) and torch.Tag.nondeterministic_seeded in target.tags
+    if not isinstance(target, OpOverload):
+        return False
+    is_tagged = torch.Tag.nondeterministic_seeded in target.tags
+    # Attention is tagged for its dropout, which is seldom on.
+    return is_tagged and argument_of(node.target, node.args, node.kwargs, "dropout_p") != 0.0
 
 
 def is_write(node: Node) -> bool:

@@ -1,4 +1,4 @@
-"""The command line: ``torchbay backends``, ``torchbay demo``.
+"""The command line: ``torchbay backends``, ``torchbay doctor``, ``torchbay demo``.
 
 Commands import torch, rich and the rest when they run, so that help stays quick.
 """
@@ -11,7 +11,9 @@ import click
 
 from torchbay import __version__
 from torchbay.cli._backends import backends
+from torchbay.cli._conformance import conformance
 from torchbay.cli._demo import demo
+from torchbay.cli._doctor import doctor
 from torchbay.errors import TorchbayError
 
 __all__ = ["main"]
@@ -34,4 +36,6 @@ def main() -> None:
 
 
 main.add_command(backends)
+main.add_command(conformance)
 main.add_command(demo)
+main.add_command(doctor)
