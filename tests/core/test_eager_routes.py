@@ -7,6 +7,7 @@ import copy
 import functools
 import io
 import itertools
+import logging
 import os
 import pickle
 import queue
@@ -618,3 +619,33 @@ class TestGradients:
         for value in (1.0, 2.0, 5.0):
             (found,) = run_quietly(compiled, torch.full((2,), value), w, times=1)
             assert torch.equal(found, torch.full((2,), 6.0 * value))
+
+
+def test_serves_what_logs_on_its_first_call_only(recording, caplog):
+
+    state = {"has_warned": False}
+
+    def call(x):
+        if not state["has_warned"]:
+            state["has_warned"] = True
+            logging.getLogger("test").warning("once")
+        return x + 1
+
+    compiled = torchbay.compile(call, backend=recording)
+    for _ in range(4):
+        assert torch.equal(compiled(torch.ones(2)), torch.full((2,), 2.0))
+    assert [record.message for record in caplog.records] == ["once"]
+    assert torchbay.explain(compiled).calls == {"graph": 2, "eager": 2}
+
+
+@pytest.mark.filterwarnings("ignore::torchbay.errors.TorchbayWarning")
+def test_logs_on_every_call_what_eager_would(recording, caplog):
+
+    def call(x):
+        logging.getLogger("test").warning("again")
+        return x + 1
+
+    compiled = torchbay.compile(call, backend=recording)
+    for _ in range(4):
+        compiled(torch.ones(2))
+    assert [record.message for record in caplog.records] == ["again"] * 4
