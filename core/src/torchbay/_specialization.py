@@ -12,7 +12,7 @@ import torch
 from torchbay._build import Built
 from torchbay._call import Call
 from torchbay._guards import GuardFunction, compile_source
-from torchbay._lower import GateMiss, Lowered
+from torchbay._lower import GateMiss, Lowered, View, remake
 from torchbay._reason import Reason
 from torchbay._torch_compat import plain_execution
 from torchbay._trace import Trace
@@ -152,7 +152,7 @@ def _emit_run(
 ) -> tuple[str, Callable[..., Any]]:
     """Emit what happens between the guards and the caller: gates, graph, epilogue, result."""
     lowered = built.lowered
-    body = [*_gate_lines(lowered), *_graph_lines(trace, lowered), *_epilogue_lines(trace, lowered)]
+    body = [*_gate_lines(lowered), *_graph_lines(trace, lowered), *_epilogue_lines(lowered)]
     if refuses is not None:
         body = ["if refuses(inputs) is not None:", f"{_INDENT}return MISS", *body]
     if body and _needs_plain_execution():
@@ -167,6 +167,7 @@ def _emit_run(
         "MISS": MISS,
         "plain_execution": plain_execution,
         "refuses": refuses,
+        "remake": remake,
     }
     return source, compile_source(source, "run", variables)
 
@@ -187,17 +188,22 @@ def _graph_lines(trace: Trace, lowered: Lowered) -> list[str]:
     if lowered.graph is None:
         return []
     if lowered.inputs != tuple(range(len(trace.inputs))):
-        return [f"out = execute([{', '.join(f'inputs[{i}]' for i in lowered.inputs)}])"]
+        return [f"raw = execute([{', '.join(f'inputs[{i}]' for i in lowered.inputs)}])"]
     # The executable clears its list; what is needed afterwards must stand in another.
-    is_needed_after = "inputs[" in trace.result or bool(_written_by_core(lowered))
-    return [f"out = execute({'inputs[:]' if is_needed_after else 'inputs'})"]
+    has_views = any(isinstance(result, View) and result.of_input for result in lowered.results)
+    is_needed = "inputs[" in trace.result or has_views or _written_by_core(lowered)
+    return [f"raw = execute({'inputs[:]' if is_needed else 'inputs'})"]
 
 
-def _epilogue_lines(trace: Trace, lowered: Lowered) -> list[str]:
-    return [
-        f"inputs[{position}].copy_(out[{trace.result_count + offset}])"
+def _epilogue_lines(lowered: Lowered) -> list[str]:
+    lines = [
+        f"inputs[{position}].copy_(raw[{lowered.result_count + offset}])"
         for offset, position in enumerate(_written_by_core(lowered))
     ]
+    if lowered.results == tuple(range(len(lowered.results))):
+        return [*lines, "out = raw"] if lowered.results else lines
+    results = (r.source() if isinstance(r, View) else f"raw[{r}]" for r in lowered.results)
+    return [*lines, f"out = [{', '.join(results)}]"]
 
 
 def _written_by_core(lowered: Lowered) -> tuple[int, ...]:

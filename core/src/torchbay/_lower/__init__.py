@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import collections
 import copy
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import attrs
 import torch
 from torch.fx import GraphModule, Node
 
+from torchbay._lower._aliases import View, base_of, remake, view_between, view_of_input
 from torchbay._lower._composites import kernels_of, recompose
 from torchbay._lower._functional import functional, writes
 from torchbay._lower._gates import GateMiss, gate_graph
@@ -21,7 +23,7 @@ from torchbay._torch_compat import storage_id
 from torchbay._trace import Trace
 from torchbay.plugin import Capabilities, Decompositions
 
-__all__ = ["GateMiss", "Lowered", "Region", "cut", "lower", "lower_region"]
+__all__ = ["GateMiss", "Lowered", "Region", "View", "cut", "lower", "lower_region", "remake"]
 
 aten = torch.ops.aten
 
@@ -33,6 +35,8 @@ class Lowered:
     Attributes:
         graph: The functional graph for the backend, or None when nothing is computed.
         inputs: Which of the trace's inputs it takes, in order.
+        results: For each tensor of the result, the output it is, or the view.
+        result_count: How many of the outputs the results need.
         written: The inputs a call changes, in the order of the epilogue.
         by_backend: Whether the graph itself writes them; else its last outputs are their values.
         gates: The graph that decides whether this one applies, or None.
@@ -41,6 +45,8 @@ class Lowered:
 
     graph: GraphModule | None
     inputs: tuple[int, ...]
+    results: tuple[int | View, ...]
+    result_count: int
     written: tuple[int, ...]
     by_backend: bool
     gates: GraphModule | None
@@ -73,19 +79,57 @@ def lower(trace: Trace, capabilities: Capabilities) -> Lowered:
     places = {node: i for i, node in enumerate(_placeholders(graph))}
     copies = writes(graph)
     written = tuple(places[target] for target in copies)
-    _refuse_aliases(trace, written)
-    results = list(graph.graph.output_node().args[0])[: trace.result_count]  # type: ignore[arg-type]
+    _refuse_shared_memory(trace, written)
+    results, outputs = _results(trace, graph)
+    result_count = len(outputs)
     if not capabilities.mutation:
-        results += _as_outputs(graph, copies)
-    graph = with_outputs(graph, results)
+        outputs += _as_outputs(graph, copies)
+    graph = with_outputs(graph, outputs)
     return Lowered(
         graph if has_compute(graph.graph) else None,
         _drop_unused_inputs(graph),
+        results,
+        result_count,
         written,
         capabilities.mutation,
         gates,
         _drop_unused_inputs(gates) if gates is not None else (),
     )
+
+
+def _results(trace: Trace, graph: GraphModule) -> tuple[tuple[int | View, ...], list[Node]]:
+    """Return where each result is found, and what the graph must return for it.
+
+    A result that eager would return as a view of an input or of another result is made from that.
+    """
+    captured = list(trace.graph.graph.output_node().args[0])[: trace.result_count]  # type: ignore[arg-type]
+    lowered = list(graph.graph.output_node().args[0])[: trace.result_count]  # type: ignore[arg-type]
+    inputs = {storage_id(fake): i for i, fake in enumerate(trace.fakes)}
+    times = collections.Counter(storage_id(node.meta["val"]) for node in lowered)
+    outputs: list[Node] = []
+    results: list[int | View] = []
+    for before, node in zip(captured, lowered, strict=True):
+        view = view_of_input(before.meta["val"], inputs, trace.fakes)
+        results.append(view or _place(graph, node, outputs, times))
+    return tuple(results), outputs
+
+
+def _place(
+    graph: GraphModule, node: Node, outputs: list[Node], times: Mapping[int, int]
+) -> int | View:
+    """Return where a result is found among the outputs, to which it is added."""
+    base = base_of(node)
+    if base.op == "placeholder":
+        node = base = _copied(graph, node)
+    elif times[storage_id(node.meta["val"])] == 1:
+        base = node
+    is_new = base not in outputs
+    if is_new:
+        outputs.append(base)
+    position = outputs.index(base)
+    if base is node and is_new:
+        return position
+    return view_between(base.meta["val"], node.meta["val"], position, of_input=False)
 
 
 def lower_region(region: Region, mode: Any, capabilities: Capabilities) -> GraphModule:
@@ -115,11 +159,13 @@ def _as_outputs(graph: GraphModule, copies: dict[Node, Node]) -> list[Any]:
 
 def _computed(graph: GraphModule, value: Any) -> Any:
     """Return a node that is no input: an output that is one would alias it."""
-    if value.op != "placeholder":
-        return value
+    return _copied(graph, value) if value.op == "placeholder" else value
+
+
+def _copied(graph: GraphModule, node: Node) -> Node:
     with graph.graph.inserting_before(graph.graph.output_node()):
-        clone = graph.graph.call_function(aten.clone.default, (value,))
-    clone.meta["val"] = value.meta["val"]
+        clone = graph.graph.call_function(aten.clone.default, (node,))
+    clone.meta = {**node.meta, "val": node.meta["val"].clone()}
     return clone
 
 
@@ -135,14 +181,10 @@ def _drop_unused_inputs(graph: GraphModule) -> tuple[int, ...]:
     return tuple(kept)
 
 
-def _refuse_aliases(trace: Trace, written: tuple[int, ...]) -> None:
-    """Refuse a changed input that shares memory with another input or with a result."""
+def _refuse_shared_memory(trace: Trace, written: tuple[int, ...]) -> None:
+    """Refuse a changed input that shares memory with another input."""
     storages = [storage_id(entry.tensor) for entry in trace.inputs]
     for position in written:
-        path = trace.inputs[position].path
         if storages.count(storages[position]) > 1:
+            path = trace.inputs[position].path
             raise CannotServe(f"{path} is changed and shares memory with another tensor")
-        outputs = trace.graph.graph.output_node().args[0][: trace.result_count]  # type: ignore[index]
-        changed = storage_id(trace.fakes[position])
-        if any(storage_id(node.meta["val"]) == changed for node in outputs):  # type: ignore[union-attr]
-            raise CannotServe(f"{path} is changed and a result is a view of it")

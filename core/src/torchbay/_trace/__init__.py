@@ -34,7 +34,19 @@ from torchbay._trace._result import ResultReader
 
 __all__ = ["Input", "Trace", "subclass_among", "trace"]
 
-_RESERVED = ("inputs", "args", "kwargs", "out", "execute", "gates", "refuses", "run", "MISS")
+_RESERVED = (
+    "inputs",
+    "args",
+    "kwargs",
+    "out",
+    "raw",
+    "remake",
+    "execute",
+    "gates",
+    "refuses",
+    "run",
+    "MISS",
+)
 _PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 
 
