@@ -238,6 +238,23 @@ def test_runs_modules(name):
     same(module.requires_grad_(requires_grad=False), plain(*sizes))
 
 
+@pytest.mark.parametrize("odd_one", ODD[:3])
+@pytest.mark.parametrize("name", MODULES)
+def test_runs_modules_on_an_odd_number(name, odd_one):
+    module, sizes = MODULES[name]
+    x = plain(*sizes)
+    x.view(-1)[x.numel() // 2] = odd_one
+    same(module.requires_grad_(requires_grad=False), x)
+
+
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_attends_to_nan(place):
+    # PyTorch's own kernel loses the NaN where there are fewer keys than fit a vector.
+    inputs = [*plain(3, 2, 4, 16, 8)]
+    inputs[place][1, 2, 3, 4] = math.nan
+    same(functional.scaled_dot_product_attention, *inputs)
+
+
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("masked", [False, True])
 def test_attends(causal, masked):

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import gc
-import threading
 import weakref
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import attrs
@@ -51,20 +51,16 @@ class LifecycleTests:
         """
         inputs = step_inputs(subject)
         compiled = [subject.compile(function) for function in (step, other_step)]
-        results: dict[int, Any] = {}
 
-        def call(position: int) -> None:
+        def call(function: Callable[..., Any]) -> Any:
             with quietly():
-                compiled[position](*inputs)
-                results[position] = compiled[position](*inputs)
+                function(*inputs)
+                return function(*inputs)
 
-        threads = [threading.Thread(target=call, args=(i,)) for i in range(len(compiled))]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        for position, function in enumerate((step, other_step)):
-            assert_right(results[position], *inputs, function=function)
+        with ThreadPoolExecutor(len(compiled)) as threads:
+            results = list(threads.map(call, compiled))
+        for result, function in zip(results, (step, other_step), strict=True):
+            assert_right(result, *inputs, function=function)
 
     def test_lets_go_of_what_it_compiled(self, subject: Subject) -> None:
         """Keeps neither weights nor requests when the compiled object is gone.
