@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -159,3 +160,35 @@ def test_resets_while_others_call(recording):
         return True
 
     assert all(in_threads(3, work))
+
+
+@pytest.mark.filterwarnings("ignore::torchbay.errors.TorchbayWarning")
+def test_leaves_no_flag_behind_where_a_backend_sets_it_too(recording):
+    observing, building, observed = threading.Event(), threading.Event(), threading.Event()
+
+    class Flagging(type(recording)):
+        def compile(self, request):
+            before = torch.compiler._is_compiling_flag
+            torch.compiler._is_compiling_flag = True
+            building.set()
+            assert observed.wait(10)
+            time.sleep(0.2)  # until the other thread has stopped observing
+            torch.compiler._is_compiling_flag = before
+            return super().compile(request)
+
+    def waits(x):
+        observing.set()
+        assert building.wait(10)
+        observed.set()
+        return x + 1
+
+    def call_waiting():
+        with torch.no_grad():
+            torchbay.compile(waits, backend=recording)(torch.ones(2))
+
+    thread = threading.Thread(target=call_waiting)
+    thread.start()
+    assert observing.wait(10)
+    torchbay.compile(lambda x: x * 2, backend=Flagging())(torch.ones(2))
+    thread.join()
+    assert not torch.compiler.is_compiling()

@@ -14,6 +14,7 @@ from torchbay._lower import Lowered, Region, cut, lower_region
 from torchbay._observe import unmoved_generators
 from torchbay._options import read as read_options
 from torchbay._registry import account
+from torchbay._torch_compat import compiler_flag
 from torchbay._trace import Trace
 from torchbay.errors import BackendFailed
 from torchbay.plugin import (
@@ -68,7 +69,9 @@ def _compiled(backend: Backend, request: CompileRequest) -> Executable:
     if (problem := complaint(backend.capabilities, _tensors(request.graph))) is not None:
         raise UnsupportedGraph(problem, account=account(backend))
     try:
-        with torch.no_grad(), unmoved_generators():
+        # Compilers set the flag too. Under ours, none of them finds it raised by another thread's
+        # call and raises it again when that call is long over.
+        with torch.no_grad(), unmoved_generators(), compiler_flag():
             executable = backend.compile(request)
     except (UnsupportedGraph, BackendFailed):
         raise
