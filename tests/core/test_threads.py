@@ -192,3 +192,17 @@ def test_leaves_no_flag_behind_where_a_backend_sets_it_too(recording):
     torchbay.compile(lambda x: x * 2, backend=Flagging())(torch.ones(2))
     thread.join()
     assert not torch.compiler.is_compiling()
+
+
+@pytest.mark.filterwarnings("ignore::torchbay.errors.TorchbayWarning")
+def test_leaves_no_flag_behind_that_another_thread_raised_meanwhile(recording):
+    def call(x):
+        torch.compiler._is_compiling_flag = False  # the other thread's trace ends
+        return x + 1
+
+    torch.compiler._is_compiling_flag = True  # and was on its way when the call began
+    try:
+        torchbay.compile(call, backend=recording)(torch.ones(2))
+        assert not torch.compiler.is_compiling()
+    finally:
+        torch.compiler._is_compiling_flag = False

@@ -164,7 +164,6 @@ def tensor_guard(tensors: Sequence[torch.Tensor]) -> Callable[..., bool]:
 
 _flag_lock = threading.Lock()
 _flag_users = 0
-_flag_before = False
 _fast_path_before = True
 
 
@@ -174,13 +173,12 @@ def compiler_flag() -> Iterator[None]:
 
     Libraries then take the path they keep for compilers in the observed run and in the trace
     alike. So do PyTorch's transformer layers, which otherwise run one fused operator in eager and
-    another sequence under make_fx. Both flags are one per process: they are counted, and restored
-    when their last user leaves.
+    another sequence under make_fx. Both flags are one per process: they are counted, and put
+    back when their last user leaves.
     """
-    global _fast_path_before, _flag_before, _flag_users
+    global _fast_path_before, _flag_users
     with _flag_lock:
         if _flag_users == 0:
-            _flag_before = torch.compiler._is_compiling_flag
             _fast_path_before = torch.backends.mha.get_fastpath_enabled()
         _flag_users += 1
         torch.compiler._is_compiling_flag = True
@@ -195,13 +193,14 @@ def compiler_flag() -> Iterator[None]:
         with _flag_lock:
             _flag_users -= 1
             if _flag_users == 0:
-                torch.compiler._is_compiling_flag = _flag_before
+                # Whoever else raised it is another thread: none of ours runs inside a trace.
+                torch.compiler._is_compiling_flag = False
                 torch.backends.mha.set_fastpath_enabled(_fast_path_before)
 
 
 def suspend_compiler_flag() -> None:
     """Take the path for compilers back until `compiler_flag` ends."""
-    torch.compiler._is_compiling_flag = _flag_before
+    torch.compiler._is_compiling_flag = False
     torch.backends.mha.set_fastpath_enabled(_fast_path_before)
 
 
