@@ -313,3 +313,23 @@ def test_serves_scalars_and_empty_tensors(shape, recording):
         x = torch.randn(shape)
         same(compiled(x), (x * 2, x.sum()))
     assert served(compiled) == {"graph": 2, "eager": 1}
+
+
+@pytest.mark.parametrize("is_enabled", [True, False])
+def test_makes_inference_tensors_where_the_call_does(is_enabled, recording):
+    @torch.inference_mode()
+    def call(x):
+        return x.mul_(2) + 1, x.t()
+
+    compiled = torchbay.compile(call, backend=recording, fullgraph=True)
+    with torch.set_grad_enabled(is_enabled):
+        for _ in range(3):
+            x = torch.ones(2, 3)
+            found = compiled(x)
+            assert torch.equal(x, torch.full((2, 3), 2.0))
+            assert not x.is_inference()
+            expected = call(torch.ones(2, 3))
+            for mine, theirs in zip(found, expected, strict=True):
+                assert torch.equal(mine, theirs)
+                assert mine.is_inference() == theirs.is_inference()
+    assert torchbay.explain(compiled).calls == {"graph": 2, "eager": 1}

@@ -14,7 +14,7 @@ from torchbay._call import Call
 from torchbay._guards import GuardFunction, compile_source
 from torchbay._lower import GateMiss, Lowered, View, remake
 from torchbay._reason import Reason
-from torchbay._torch_compat import plain_execution
+from torchbay._torch_compat import inference_execution, plain_execution
 from torchbay._trace import Trace
 from torchbay.plugin import CompileReport, Executable, GuardedExecutable
 
@@ -155,8 +155,8 @@ def _emit_run(
     body = [*_gate_lines(lowered), *_graph_lines(trace, lowered), *_epilogue_lines(lowered)]
     if refuses is not None:
         body = ["if refuses(inputs) is not None:", f"{_INDENT}return MISS", *body]
-    if body and _needs_plain_execution():
-        body = ["with plain_execution():", *(_INDENT + line for line in body)]
+    if body and (context := _context(trace)) is not None:
+        body = [f"with {context}():", *(_INDENT + line for line in body)]
     lines = ["def run(inputs, args, kwargs):", *(_INDENT + line for line in body)]
     source = "\n".join([*lines, f"{_INDENT}return {trace.result}", ""])
     variables = {
@@ -165,6 +165,7 @@ def _emit_run(
         "gates": lowered.gates,
         "GateMiss": GateMiss,
         "MISS": MISS,
+        "inference_execution": inference_execution,
         "plain_execution": plain_execution,
         "refuses": refuses,
         "remake": remake,
@@ -172,9 +173,12 @@ def _emit_run(
     return source, compile_source(source, "run", variables)
 
 
-def _needs_plain_execution() -> bool:
-    autocast = any(torch.is_autocast_enabled(device) for device in ("cpu", "cuda"))
-    return torch.is_grad_enabled() or autocast
+def _context(trace: Trace) -> str | None:
+    """Return the context the graph must run in, if the call's own will not do."""
+    if trace.is_inference:
+        return "inference_execution"
+    has_autocast = any(torch.is_autocast_enabled(device) for device in ("cpu", "cuda"))
+    return "plain_execution" if torch.is_grad_enabled() or has_autocast else None
 
 
 def _gate_lines(lowered: Lowered) -> list[str]:

@@ -32,6 +32,7 @@ __all__ = [
     "functionalized",
     "global_module_hooks",
     "import_tracer",
+    "inference_execution",
     "is_dynamo_entry",
     "is_fake",
     "is_inside_trace",
@@ -218,6 +219,13 @@ def import_tracer() -> None:
     import torch._subclasses.fake_tensor
     import torch.fx.experimental.proxy_tensor
     import torch.fx.experimental.symbolic_shapes  # noqa: F401
+
+
+@contextlib.contextmanager
+def inference_execution() -> Iterator[None]:
+    """Run a graph so that what it makes are inference tensors, as the program made them."""
+    with torch.inference_mode(), torch._C._DisableAutocast():
+        yield
 
 
 def fake_tensor_mode() -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import attrs
@@ -20,10 +20,12 @@ from torchbay._observe import (
 )
 from torchbay._reason import CannotServe, Reason
 from torchbay._source import Names, is_user_file
+from torchbay._structure import tensors_in
 from torchbay._torch_compat import (
     compiler_flag,
     fake_tensor_mode,
     fake_tolist,
+    storage_id,
     to_fake,
     trace_to_graph,
 )
@@ -76,6 +78,7 @@ class Trace:
         result_count: How many of the outputs belong to the result.
         gates: What Python read of tensor data, in order.
         gate_widths: How many outputs each gate reads.
+        is_inference: Whether the program made its result in an inference mode of its own.
         fake_mode: The mode that made the fakes in the graph.
     """
 
@@ -86,6 +89,7 @@ class Trace:
     result_count: int
     gates: tuple[Gate, ...]
     gate_widths: tuple[int, ...]
+    is_inference: bool
     fake_mode: Any
     names: Names
 
@@ -129,6 +133,7 @@ def trace(call: Call, observation: Observation) -> Trace:
         len(result.tensors),
         observation.gates,
         tuple(len(read) for read in answers.tensors),
+        _is_inference(observation.result, inputs),
         mode,
         names,
     )
@@ -171,6 +176,20 @@ def subclass_among(call: Call, reach: Reach) -> Reason | None:
             kind = f"{type(place.value).__module__}.{type(place.value).__qualname__}"
             return Reason(f"{place.path} is a tensor subclass, {kind}")
     return None
+
+
+def _is_inference(result: Any, inputs: Sequence[Input]) -> bool:
+    """Whether the new tensors of a result were made in inference mode, and the call was not.
+
+    Raises:
+        CannotServe: Some were, some were not.
+    """
+    # A view of an input is like the input, wherever it was made.
+    known = {storage_id(entry.tensor) for entry in inputs}
+    made = {t.is_inference() for t in tensors_in(result) if storage_id(t) not in known}
+    if len(made) > 1:
+        raise CannotServe("its result holds tensors made in inference mode and others")
+    return True in made and not torch.is_inference_mode_enabled()
 
 
 def _distinct(call: Call, by_tensor: dict[int, torch.Tensor]) -> list[torch.Tensor]:
