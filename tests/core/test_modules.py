@@ -250,11 +250,14 @@ def test_serves_under_fully_sharded_wrapping(process_group, compiled):
 
 @pytest.mark.filterwarnings("ignore")
 def test_is_right_around_sharded_parameters(process_group, recording):
+    from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
     module = Net()
     expected = module(torch.ones(3))
-    compiled = torchbay.compile(fully_shard(module), backend=recording)
+    # Without a mesh, parameters move to an accelerator where there is one.
+    sharded = fully_shard(module, mesh=init_device_mesh("cpu", (1,)))
+    compiled = torchbay.compile(sharded, backend=recording)
     for _ in range(3):
         assert torch.equal(compiled(torch.ones(3)), expected)
 
