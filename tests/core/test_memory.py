@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import linecache
 import sys
 import weakref
 
@@ -274,3 +275,32 @@ def test_grows_by_nothing_from_hit_to_hit(recording):
         compiled(x)
     gc.collect()
     assert sys.getallocatedblocks() - before < 100
+
+
+def call_with_a_class_of_its_own(backend):
+    class Scale:
+        factor = 2.0
+
+    compiled = torchbay.compile(lambda x: x * Scale.factor, backend=backend)
+    for _ in range(3):
+        compiled(torch.ones(2))
+    return weakref.ref(Scale)
+
+
+def test_lets_go_of_classes(recording):
+    reference = call_with_a_class_of_its_own(recording)
+    gc.collect()
+    assert reference() is None
+
+
+def test_lets_go_of_emitted_source(recording):
+    def lines():
+        return sum(name.startswith("<torchbay") for name in linecache.cache)
+
+    before = lines()
+    compiled = torchbay.compile(lambda x: x + 1, backend=recording)
+    compiled(torch.ones(2))
+    assert lines() > before
+    del compiled
+    gc.collect()
+    assert lines() <= before

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import itertools
 import linecache
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -113,4 +114,5 @@ def compile_source(source: str, name: str, variables: Mapping[str, Any]) -> Any:
     exec(compile(source, filename, "exec"), namespace)  # noqa: S102 - our own source
     lines = source.splitlines(keepends=True)
     linecache.cache[filename] = (len(source), None, lines, filename)
+    weakref.finalize(namespace[name], linecache.cache.pop, filename, None)
     return namespace[name]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import collections
 from collections.abc import Iterator, Mapping
-from types import CellType, CodeType
+from types import CellType, CodeType, MappingProxyType
 from typing import Any
 
 import attrs
@@ -82,6 +82,7 @@ class Reach:
         self._argument_roots: list[int] = []
         self._pending: collections.deque[tuple[str, Any]] = collections.deque()
         self._kept_alive: list[Any] = []
+        self._namespaces: dict[type, MappingProxyType[str, Any]] = {}
 
     @classmethod
     def of(cls, call: Call, codes: Mapping[CodeType, dict[str, Any]]) -> Reach:
@@ -148,6 +149,10 @@ class Reach:
         if holder not in parts:
             parts.append(holder)
         return holder
+
+    def namespace_of(self, kind: type) -> MappingProxyType[str, Any]:
+        """Return a class's namespace, the same object every time; Python makes a new one."""
+        return self._namespaces.setdefault(kind, kind.__dict__)
 
     def read(self, holder: Holder, path: str, key: Any, value: Any, name: str | None) -> Reading:
         """Note a reading, to be followed."""

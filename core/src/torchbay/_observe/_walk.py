@@ -65,7 +65,7 @@ def _walk_class(reach: Reach, kind: type, value: Any) -> None:
     """Note the attributes of a user's class, as part of an object of it."""
     for base in kind.__mro__:
         if is_users_class(base):
-            namespace = _namespace(base)
+            namespace = reach.namespace_of(base)
             is_new = id(namespace) not in reach.holders
             path = base.__qualname__
             holder = reach.hold(path, namespace, base, is_whole=False, suffix="{}.__dict__")
@@ -83,12 +83,6 @@ def _read_class(reach: Reach, kind: type, holder: Holder) -> None:
             value, (property, classmethod, staticmethod)
         ):
             reach.read(holder, f"{kind.__qualname__}.{name}", name, value, name)
-
-
-@functools.cache
-def _namespace(kind: type) -> MappingProxyType[str, Any]:
-    """Return a class's namespace, the same object every time."""
-    return kind.__dict__
 
 
 def _walk_items(reach: Reach, holder: Holder) -> None:
