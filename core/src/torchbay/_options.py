@@ -19,21 +19,22 @@ _NUMBERS: dict[object, tuple[type, ...]] = {int: (int,), float: (int, float)}
 
 def read(backend: Backend, mode: str | None, options: Mapping[str, object] | None) -> Any:
     """Return an instance of the backend's options class, or refuse what it does not have."""
-    given = _given(mode, options)
+    passed = given(mode, options)
     kind = backend.options
     if attrs.has(kind):
-        _check(backend, given)
+        _check(backend, passed)
     try:
-        return kind(**given)
+        return kind(**passed)
     except (TypeError, ValueError) as error:
         raise UnknownOption(
-            f"options {given!r} were refused: {error!r}",
+            f"options {passed!r} were refused: {error!r}",
             account=account(backend),
             remedy=_known(backend),
         ) from error
 
 
-def _given(mode: object, options: object) -> dict[str, object]:
+def given(mode: object, options: object) -> dict[str, object]:
+    """Return what a caller passed, by name, or refuse what no backend could take."""
     if mode is not None and options is not None:
         raise InvalidArgument(
             "mode and options were both passed",
@@ -45,7 +46,7 @@ def _given(mode: object, options: object) -> dict[str, object]:
         return {}
     if not isinstance(options, Mapping) or not all(isinstance(name, str) for name in options):
         raise InvalidArgument(
-            f"options must map names to values, and {options!r} does not",
+            f"options must be a mapping of names to values, and {options!r} is not",
             remedy='Pass a dictionary such as {"name": value}.',
         )
     return dict(options)

@@ -7,6 +7,7 @@ from typing import Any
 
 import attrs
 
+from torchbay._options import given as given_options
 from torchbay._options import read as read_options
 from torchbay._registry import check_name, choose
 from torchbay.errors import InvalidArgument
@@ -39,14 +40,7 @@ class Settings:
     def __attrs_post_init__(self) -> None:
         self._check_choices()
         self._check_dynamic()
-        if self.mode is not None and self.options is not None:
-            raise InvalidArgument(
-                "mode and options are both given", remedy="Give one: a mode is a set of options"
-            )
-        if self.options is not None and not isinstance(self.options, Mapping):
-            raise InvalidArgument(
-                f"options is {self.options!r}, not a mapping", remedy="Pass a dict of option names"
-            )
+        given_options(self.mode, self.options)
 
     def check_backend(self) -> None:
         """Refuse what can be refused without importing a backend that was not asked to do more.

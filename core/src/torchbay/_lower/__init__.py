@@ -67,12 +67,11 @@ def lower(trace: Trace, capabilities: Capabilities) -> Lowered:
     graph = functional(trace.graph, trace.fakes, trace.fake_mode, table)
     gates = None
     if trace.gates:
-        gates = gate_graph(
-            functional(trace.graph, trace.fakes, trace.fake_mode, None),
-            trace.gates,
-            trace.gate_widths,
-            trace.result_count,
+        # Gates run as plain PyTorch, whatever the backend wants decomposed.
+        plain = (
+            graph if table is None else functional(trace.graph, trace.fakes, trace.fake_mode, None)
         )
+        gates = gate_graph(plain, trace.gates, trace.gate_widths, trace.result_count)
     graph = copy.deepcopy(graph) if graph is trace.graph else graph
     prune(graph.graph)
     recompose(graph, capabilities.keep)

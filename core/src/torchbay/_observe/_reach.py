@@ -32,7 +32,6 @@ class Reading:
     Attributes:
         path: How a user would write it: ``self.layers.0.training``.
         holder: What holds it: a dict, list, tuple, cell, function or the namespace of a class.
-        holder_path: How a user would write the holder.
         key: The value's key or index in it; None for a cell.
         value: The value.
         attribute: The name code must mention to read it, or None when no name is needed.
@@ -40,7 +39,6 @@ class Reading:
 
     path: str
     holder: Any
-    holder_path: str
     key: Any
     value: Any
     attribute: str | None = None
@@ -81,7 +79,8 @@ class Reach:
         self._roots: list[int] = []
         self._argument_roots: list[int] = []
         self._pending: collections.deque[tuple[str, Any]] = collections.deque()
-        self._kept_alive: list[Any] = []
+        # By identity, and kept alive, so that no other object gets the same one.
+        self._walked: dict[int, Any] = {}
         self._namespaces: dict[type, MappingProxyType[str, Any]] = {}
 
     @classmethod
@@ -94,7 +93,7 @@ class Reach:
             reach._argument_roots.append(id(item.value))
             reach._pending.append((item.path, item.value))
         reach.add_globals(codes)
-        reach._follow_pending()
+        reach.complete()
         return reach
 
     def add_globals(self, codes: Mapping[CodeType, dict[str, Any]]) -> list[Reading]:
@@ -104,8 +103,13 @@ class Reach:
         return [reading for reading in found if reading is not None]
 
     def complete(self) -> None:
-        """Follow what `add_globals` found."""
-        self._follow_pending()
+        """Follow every value that was read, and what it leads to."""
+        # A list of what is left, not recursion: users' objects may be chained without end.
+        while self._pending:
+            path, value = self._pending.popleft()
+            if id(value) not in self._walked and (walk := walker_of(value)) is not None:
+                self._walked[id(value)] = value
+                walk(self, path, value)
 
     def tensors(self) -> Iterator[Reading]:
         """Yield the readings whose value is a tensor."""
@@ -156,7 +160,7 @@ class Reach:
 
     def read(self, holder: Holder, path: str, key: Any, value: Any, name: str | None) -> Reading:
         """Note a reading, to be followed."""
-        reading = Reading(path, holder.container, holder.path, key, value, name)
+        reading = Reading(path, holder.container, key, value, name)
         holder.readings.append(reading)
         self._pending.append((path, value))
         return reading
@@ -164,16 +168,6 @@ class Reach:
     def _root(self, path: str, value: Any) -> None:
         self._roots.append(id(value))
         self._pending.append((path, value))
-
-    def _follow_pending(self) -> None:
-        # A list of what is left, not recursion: users' objects may be chained without end.
-        seen = {id(value) for value in self._kept_alive}
-        while self._pending:
-            path, value = self._pending.popleft()
-            if id(value) not in seen and (walk := walker_of(value)) is not None:
-                seen.add(id(value))
-                self._kept_alive.append(value)
-                walk(self, path, value)
 
     def _read_global(self, variables: dict[str, Any], name: str) -> Reading | None:
         if name not in variables:
