@@ -46,7 +46,7 @@ def given(mode: object, options: object) -> dict[str, object]:
         return {}
     if not isinstance(options, Mapping) or not all(isinstance(name, str) for name in options):
         raise InvalidArgument(
-            f"options must be a mapping of names to values, and {options!r} is not",
+            f"options must map names to values, and {options!r} is no such mapping",
             remedy='Pass a dictionary such as {"name": value}.',
         )
     return dict(options)
