@@ -9,7 +9,7 @@ from torch.fx import Graph, GraphModule, Node
 
 from torchbay._torch_compat import OpOverload, argument_of, writes_of
 
-__all__ = ["has_compute", "is_random", "is_write", "prune", "with_outputs"]
+__all__ = ["has_effect", "is_random", "is_write", "prune", "with_outputs"]
 
 
 def is_random(node: Node) -> bool:
@@ -30,11 +30,12 @@ def is_write(node: Node) -> bool:
 def prune(graph: Graph) -> None:
     """Erase dead nodes that neither draw random numbers nor have an effect; inputs stay."""
     for node in reversed(list(graph.nodes)):
-        if node.op in ("call_function", "get_attr") and not node.users and not _has_effect(node):
+        if node.op in ("call_function", "get_attr") and not node.users and not has_effect(node):
             graph.erase_node(node)
 
 
-def _has_effect(node: Node) -> bool:
+def has_effect(node: Node) -> bool:
+    """Whether a node must run although nobody uses what it returns."""
     if node.op == "get_attr":
         return False
     is_operator = isinstance(node.target, OpOverload)
@@ -46,11 +47,6 @@ def _has_effect(node: Node) -> bool:
         # Whatever else stands in a graph, nobody knows what it does.
         or not (is_operator or is_python)
     )
-
-
-def has_compute(graph: Graph) -> bool:
-    """Whether a graph calls any operator."""
-    return any(node.op == "call_function" for node in graph.nodes)
 
 
 def with_outputs(module: GraphModule, outputs: Sequence[Node]) -> GraphModule:

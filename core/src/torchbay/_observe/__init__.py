@@ -16,11 +16,26 @@ from torch.nn.parameter import is_lazy
 
 from torchbay._call import Call, Place
 from torchbay._observe._effects import EffectHistory
-from torchbay._observe._ops import BATCH_NORMS, GATES, LIFTS, Gate, OpRecord, is_compared, record_of
+from torchbay._observe._ops import (
+    BATCH_NORMS,
+    GATES,
+    LIFTS,
+    Gate,
+    OpRecord,
+    as_it_is,
+    is_compared,
+    record_of,
+    sizes_of,
+)
 from torchbay._observe._profile import ProfileRecorder, profiled
 from torchbay._observe._reach import Holder, Reach, Reading
 from torchbay._observe._recorder import OpRecorder
-from torchbay._observe._rehearsal import WriteUndo, unmoved_generators
+from torchbay._observe._rehearsal import (
+    WriteUndo,
+    generator_states,
+    restore_generators,
+    unmoved_generators,
+)
 from torchbay._observe._snapshot import Change, Snapshot, is_same
 from torchbay._observe._state import is_unwatchable
 from torchbay._reason import CannotServe, Reason
@@ -39,11 +54,15 @@ __all__ = [
     "Reach",
     "Reading",
     "Snapshot",
+    "as_it_is",
+    "generator_states",
     "is_compared",
     "observe",
     "python_randomness_kept",
     "record_of",
     "rehearse",
+    "restore_generators",
+    "sizes_of",
     "unmoved_generators",
 ]
 
