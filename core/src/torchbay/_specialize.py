@@ -75,7 +75,7 @@ class Specializer:
         try:
             return self._specialized(call, observation, backend, options, group, symbolic)
         except CannotServe:
-            if symbolic.is_static:
+            if symbolic.is_static and not _reads_numbers(observation):
                 raise
             # What cannot be left open can still be fixed.
             fixed = Symbolic()
@@ -190,6 +190,11 @@ class _Made:
 def _is_free_tensor(value: Any) -> bool:
     """Whether a value is a tensor that may well come in other sizes: no parameter."""
     return isinstance(value, torch.Tensor) and not isinstance(value, torch.nn.Parameter)
+
+
+def _reads_numbers(observation: Observation) -> bool:
+    """Whether a call read numbers from tensor data that its graph may have left open."""
+    return any(type(gate.value) is not bool for gate in observation.gates)
 
 
 def _report(name: str, leaf: Leaf) -> CompileReport:

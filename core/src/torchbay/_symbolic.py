@@ -28,8 +28,8 @@ class Symbolic:
 
     @property
     def is_static(self) -> bool:
-        """Whether nothing is left open."""
-        return not (self.reads or self.numbers or any(self.dims.values()))
+        """Whether every size and number that the call was given is fixed."""
+        return not (self.numbers or self.dims)
 
 
 class SizeHistory:
