@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import operator
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -329,8 +330,24 @@ def size_guards(mode: Any, inputs: Mapping[str, Any]) -> list[tuple[str, str]]:
         list(inputs.values()), sources, ignore_static=False, langs=("verbose_python",)
     )
     parts = (line.partition("  # ") for line in found.exprs)
-    # Where a tensor begins in its storage is no business of a graph.
-    return [(text, line.strip("()")) for text, _, line in parts if "storage_offset" not in text]
+    return [
+        (text, where[1] if (where := _LINE.fullmatch(comment)) is not None else "")
+        for text, _, comment in parts
+        if not _is_checked_elsewhere(text, inputs)
+    ]
+
+
+_LINE = re.compile(r"\(?(\S.*:\d+)\)?")
+_FIXED = re.compile(r"L\['(\w+)'\]\.(size|stride)\(\)\[(\d+)\] == \d+")
+
+
+def _is_checked_elsewhere(text: str, inputs: Mapping[str, Any]) -> bool:
+    """Whether a guard is about what is no symbol, or about where a tensor begins in its storage."""
+    if (about := _FIXED.fullmatch(text)) is None:
+        return "storage_offset" in text
+    fake = inputs[about[1]]
+    values = fake.shape if about[2] == "size" else fake.stride()
+    return isinstance(values[int(about[3])], int)
 
 
 def size_source(value: Any, symbols: Mapping[Any, str]) -> str:
