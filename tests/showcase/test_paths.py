@@ -19,7 +19,7 @@ def walk(x, weight):
     """Branch on data in a loop of four; the two branches of a step differ in their operators."""
     taken = []
     for step in range(STEPS):
-        scores = (x @ weight).tanh()
+        scores = torch.mm(x, weight).tanh()
         if scores[:, step].sum() > 0:
             x = x * 1.01 - scores * 0.02
             taken.append(True)

@@ -19,6 +19,7 @@ from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import TorchDispatchMode
 
 __all__ = [
+    "PAD",
     "ObservingDispatchMode",
     "ObservingFunctionMode",
     "OpOverload",
@@ -47,11 +48,15 @@ __all__ = [
     "tensor_guard",
     "to_fake",
     "trace_to_graph",
+    "untraced",
     "writes_of",
 ]
 
 
 OpOverload = torch._ops.OpOverload
+
+PAD = torch._VF._pad_packed_sequence
+"""What `pad_packed_sequence` calls: it reads and writes integers where no mode sees it."""
 
 _GLOBAL_HOOKS = (
     torch.nn.modules.module._global_forward_hooks,
@@ -275,6 +280,15 @@ def trace_to_graph(
     with preserve_node_meta():
         graph: torch.fx.GraphModule = tracer(*inputs)
     return graph
+
+
+@contextlib.contextmanager
+def untraced() -> Iterator[None]:
+    """Compute with real tensors inside a trace."""
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    with _disable_current_modes(), torch._C.DisableTorchFunction():
+        yield
 
 
 def set_node_stack(text: str) -> None:

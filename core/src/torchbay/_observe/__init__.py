@@ -16,7 +16,17 @@ from torch.nn.parameter import is_lazy
 
 from torchbay._call import Call, Place
 from torchbay._observe._effects import EffectHistory
-from torchbay._observe._ops import BATCH_NORMS, GATES, LIFTS, Gate, OpRecord, is_compared, record_of
+from torchbay._observe._ops import (
+    BATCH_NORMS,
+    GATES,
+    LIFTS,
+    PACK,
+    Gate,
+    OpRecord,
+    elements,
+    is_compared,
+    record_of,
+)
 from torchbay._observe._profile import ProfileRecorder, profiled
 from torchbay._observe._reach import Holder, Reach, Reading
 from torchbay._observe._recorder import OpRecorder
@@ -30,6 +40,7 @@ __all__ = [
     "BATCH_NORMS",
     "GATES",
     "LIFTS",
+    "PACK",
     "Change",
     "EffectHistory",
     "Gate",
@@ -39,6 +50,7 @@ __all__ = [
     "Reach",
     "Reading",
     "Snapshot",
+    "elements",
     "is_compared",
     "observe",
     "python_randomness_kept",

@@ -10,7 +10,17 @@ import torch
 
 from torchbay._structure import is_plain, same_value
 
-__all__ = ["BATCH_NORMS", "GATES", "LIFTS", "Gate", "OpRecord", "is_compared", "record_of"]
+__all__ = [
+    "BATCH_NORMS",
+    "GATES",
+    "LIFTS",
+    "PACK",
+    "Gate",
+    "OpRecord",
+    "elements",
+    "is_compared",
+    "record_of",
+]
 
 aten = torch.ops.aten
 
@@ -24,6 +34,9 @@ GATES = frozenset(
     }
 )
 """Operators that turn tensor data into a Python value."""
+
+PACK = aten._pack_padded_sequence.default  # noqa: SLF001 - an operator's name
+"""Lays out its result by the elements of its second argument."""
 
 BATCH_NORMS = frozenset({aten.native_batch_norm.default, aten.cudnn_batch_norm.default})
 """Operators that move the statistics they are given, as arguments 3 and 4, and do not say so."""
@@ -110,7 +123,17 @@ class Gate:
         return f"{_READABLE.get(name, name)} == {self.value!r} at {self.where}"
 
 
-_READABLE = {"local_scalar_dense": "item()", "tolist": "tolist()", "is_nonzero": "bool()"}
+_READABLE = {
+    "local_scalar_dense": "item()",
+    "tolist": "tolist()",
+    "elements": "lengths",
+    "is_nonzero": "bool()",
+}
+
+
+def elements(tensor: torch.Tensor) -> Any:
+    """Return what a tensor holds, read by an operator rather than by the program."""
+    return tensor.tolist()
 
 
 def is_compared(operator: Any) -> bool:

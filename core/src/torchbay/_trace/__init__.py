@@ -32,6 +32,7 @@ from torchbay._torch_compat import (
 from torchbay._trace._agreement import check_agreement
 from torchbay._trace._hidden_writes import reveal_hidden_writes
 from torchbay._trace._modes import GateAnswers, OpTracer, Substitution
+from torchbay._trace._packing import KnownTensors
 from torchbay._trace._result import ResultReader
 
 __all__ = ["Input", "Trace", "subclass_among", "trace"]
@@ -107,7 +108,8 @@ def trace(call: Call, observation: Observation) -> Trace:
     positions |= {id(fake): i for i, fake in enumerate(fakes)}
     by_tensor = {id(entry.tensor): fake for entry, fake in zip(inputs, fakes, strict=True)}
     answers = GateAnswers(observation.gates)
-    tracer = OpTracer(by_tensor, answers)
+    known = KnownTensors()
+    tracer = OpTracer(by_tensor, answers, known)
     names = Names(*_RESERVED, *call.names.values)
     names.values |= call.names.values
     result = ResultReader(call, positions, names)
@@ -116,10 +118,11 @@ def trace(call: Call, observation: Observation) -> Trace:
     def flat(*_: torch.Tensor) -> list[torch.Tensor]:
         nonlocal source
         args, kwargs = call.around(_distinct(call, by_tensor))
-        with tracer, Substitution(by_tensor, answers), fake_tolist(answers.tolist):
+        with tracer, Substitution(by_tensor, answers, known), fake_tolist(answers.tolist):
             value = call.function(*args, **kwargs)
         source = result.expression(observation.result, value)
-        return [*result.tensors, *(tensor for read in answers.tensors for tensor in read)]
+        made = map(known.lifted, result.tensors)
+        return [*made, *(tensor for read in answers.tensors for tensor in read)]
 
     graph = _traced(flat, fakes, mode, Snapshot(observation.reach))
     reveal_hidden_writes(graph)
@@ -131,8 +134,8 @@ def trace(call: Call, observation: Observation) -> Trace:
         tuple(fakes),
         source,
         len(result.tensors),
-        observation.gates,
-        tuple(len(read) for read in answers.tensors),
+        tuple(g for g, read in zip(observation.gates, answers.tensors, strict=True) if read),
+        tuple(len(read) for read in answers.tensors if read),
         _is_inference(observation.result, inputs),
         mode,
         names,

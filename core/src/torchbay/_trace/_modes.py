@@ -7,16 +7,27 @@ from typing import Any
 
 import torch
 
-from torchbay._observe import GATES, LIFTS, Gate, OpRecord, is_compared, record_of
+from torchbay._observe import (
+    GATES,
+    LIFTS,
+    PACK,
+    Gate,
+    OpRecord,
+    elements,
+    is_compared,
+    record_of,
+)
 from torchbay._reason import CannotServe
 from torchbay._source import user_line, user_stack_entry
 from torchbay._torch_compat import (
+    PAD,
     ObservingDispatchMode,
     ObservingFunctionMode,
     is_fake,
     is_transformed,
     set_node_stack,
 )
+from torchbay._trace._packing import KnownTensors, pack, pad
 
 __all__ = ["GateAnswers", "OpTracer", "Substitution"]
 
@@ -30,10 +41,13 @@ class Substitution(ObservingFunctionMode):
     tensors to every other thread that runs the same module.
     """
 
-    def __init__(self, inputs: Mapping[int, torch.Tensor], answers: GateAnswers) -> None:
+    def __init__(
+        self, inputs: Mapping[int, torch.Tensor], answers: GateAnswers, known: KnownTensors
+    ) -> None:
         super().__init__()
         self._inputs = inputs
         self._answers = answers
+        self._known = known
 
     def __torch_function__(
         self,
@@ -45,6 +59,9 @@ class Substitution(ObservingFunctionMode):
         args = substitute(args, self._inputs)
         if func is torch.Tensor.tolist:
             return self._answers.next(func, args)
+        if func == PAD and args[1] in self._known:
+            padded, lengths = pad(*args)
+            return padded, self._known.add(lengths)
         return func(*args, **substitute(kwargs or {}, self._inputs))
 
 
@@ -89,6 +106,12 @@ class GateAnswers:
         self.is_copying = False
         return self._gates[position].value
 
+    def known(self, reader: Any, args: Sequence[Any]) -> Any:
+        """Return what the observed run read of a tensor that earlier gates have fixed."""
+        value = self.next(reader, args)
+        self.tensors[-1] = ()
+        return value
+
     def check_used_up(self) -> None:
         """Raise CannotServe if the observed run read more than this one."""
         if len(self.tensors) < len(self._gates):
@@ -101,10 +124,13 @@ class GateAnswers:
 class OpTracer(ObservingDispatchMode):
     """Logs operators as `OpRecorder` does, answers gates, and refuses tensors of unknown origin."""
 
-    def __init__(self, inputs: Mapping[int, torch.Tensor], answers: GateAnswers) -> None:
+    def __init__(
+        self, inputs: Mapping[int, torch.Tensor], answers: GateAnswers, known: KnownTensors
+    ) -> None:
         super().__init__()
         self._inputs = inputs
         self._answers = answers
+        self._known = known
         self.ops: list[OpRecord] = []
 
     def __torch_dispatch__(
@@ -118,12 +144,31 @@ class OpTracer(ObservingDispatchMode):
         if func not in LIFTS:
             args = substitute(args, self._inputs)
             kwargs = substitute(kwargs or {}, self._inputs)
+            self._known.refuse_writes(func, args)
+            if self._known.decide(args, kwargs):
+                return self._run_known(func, args, kwargs)
+            args = self._known.lifted(args)
             refuse_strangers((args, kwargs))
         if func in GATES:
             return self._answers.next(func, args)
-        result = func(*args, **(kwargs or {}))
+        result = self._run(func, args, kwargs or {})
         if is_compared(func) and not self._answers.is_copying:
             self.ops.append(record_of(func, args, kwargs or {}, result, user_line()))
+        return result
+
+    def _run(self, func: Any, args: Any, kwargs: Any) -> Any:
+        if func is not PACK:
+            return func(*args, **kwargs)
+        padded, lengths, batch_first = args
+        data, batch_sizes = pack(padded, self._answers.next(elements, [lengths]), batch_first)
+        return data, self._known.add(batch_sizes)
+
+    def _run_known(self, func: Any, args: Any, kwargs: Any) -> Any:
+        if func in GATES:
+            return self._answers.known(func, args)
+        result = self._known.run(func, args, kwargs)
+        if is_compared(func):
+            self.ops.append(record_of(func, args, kwargs, result, user_line()))
         return result
 
 
