@@ -32,7 +32,9 @@ class GraphRunner:
 class RecordingBackend:
     """Keeps every request, and runs the graph as it is."""
 
-    capabilities: Capabilities = attrs.field(factory=lambda: Capabilities(eager_random=True, dynamic_shapes=True))
+    capabilities: Capabilities = attrs.field(
+        factory=lambda: Capabilities(eager_random=True, dynamic_shapes=True)
+    )
     requests: list[CompileRequest] = attrs.field(factory=list)
     name: str = "recording"
     api_version: int = 1

@@ -113,7 +113,9 @@ def test_gives_each_compiled_object_a_budget(recording):
 
 
 def test_says_nothing_when_nothing_is_wrong(recording):
-    compiled = torchbay.compile(scale, backend=recording, dynamic=False, fullgraph=True, recompile_limit=1)
+    compiled = torchbay.compile(
+        scale, backend=recording, dynamic=False, fullgraph=True, recompile_limit=1
+    )
     for _ in range(4):
         compiled(torch.ones(1), 1)
     assert served(compiled) == {"graph": 3, "eager": 1}

@@ -149,9 +149,7 @@ class Builder:
 
     def _is_state(self, place: Place) -> bool:
         inputs = self.trace.inputs
-        return (
-            place.level == INPUTS and place.index < len(inputs) and inputs[place.index].is_state
-        )
+        return place.level == INPUTS and place.index < len(inputs) and inputs[place.index].is_state
 
 
 def _examples(nodes: Sequence[Node]) -> list[Any]:

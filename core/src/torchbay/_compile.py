@@ -187,9 +187,8 @@ class Dispatcher:
 
     def _is_covered(self, call: Call, observation: Observation) -> bool:
         """Whether such a call is served already: another thread was first."""
-        record = tuple(map(str, observation.gates))
         return any(
-            isinstance(entry, EagerRoute) or entry.covers(record)
+            isinstance(entry, EagerRoute) or entry.covers(observation.record)
             for entry in self.entries
             if entry.match(call.args, call.kwargs) is not None
         )

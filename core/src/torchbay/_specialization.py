@@ -77,8 +77,8 @@ class Specialization:
         """Whether a call may be refused although the guards hold and the gates agree."""
         return any(node.refuses is not None for node in self.root.nodes())
 
-    def covers(self, record: tuple[str, ...]) -> bool:
-        """Whether there is a leaf for calls whose data-dependent reads come out like this."""
+    def covers(self, record: int) -> bool:
+        """Whether there is a leaf captured from a call with this record."""
         return not self.may_refuse and any(leaf.record == record for leaf in self.leaves)
 
     def why_missed(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:

@@ -153,7 +153,7 @@ class Specializer:
         def guards() -> GuardFunction:
             return guards_of_graph(call, observation, captured, lowered.changed)
 
-        path = Path(captured, lowered, guards, tuple(map(str, observation.gates)))
+        path = Path(captured, lowered, guards, observation.record)
         try:
             tree = (group.root, group.guards) if group is not None else None
             grown = grow(tree, path, build)

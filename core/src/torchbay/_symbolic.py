@@ -57,7 +57,9 @@ class SizeHistory:
         if self._dynamic:
             dims |= {item.path: frozenset(range(item.value.dim())) for item in given}
         changing = frozenset(item.path for item in numbers if self._is_open(item))
-        return Symbolic({path: found for path, found in dims.items() if found}, changing, reads=True)
+        return Symbolic(
+            {path: found for path, found in dims.items() if found}, changing, reads=True
+        )
 
     def _seen(self, place: Place) -> frozenset[int]:
         """Note a tensor's sizes; return the dimensions in which they have changed so far."""

@@ -21,6 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torchbay._torch_symbols import keep_symbols
 
 __all__ = [
+    "PAD",
     "ObservingDispatchMode",
     "ObservingFunctionMode",
     "OpOverload",
@@ -49,11 +50,15 @@ __all__ = [
     "suspend_compiler_flag",
     "tensor_guard",
     "trace_to_graph",
+    "untraced",
     "writes_of",
 ]
 
 
 OpOverload = torch._ops.OpOverload
+
+PAD = torch._VF._pad_packed_sequence
+"""What `pad_packed_sequence` calls: it reads and writes integers where no mode sees it."""
 
 _GLOBAL_HOOKS = (
     torch.nn.modules.module._global_forward_hooks,
@@ -152,9 +157,7 @@ def ambient_state_guard() -> Callable[[], bool]:
     return ambient_state_is_unchanged
 
 
-def tensor_guard(
-    tensors: Sequence[torch.Tensor], fakes: Sequence[Any]
-) -> Callable[..., bool]:
+def tensor_guard(tensors: Sequence[torch.Tensor], fakes: Sequence[Any]) -> Callable[..., bool]:
     """Return a check of as many tensors, each against one of ``tensors``.
 
     Class, dispatch keys (layout, conjugate and negative bits, inference), dtype, device,
@@ -275,6 +278,15 @@ def trace_to_graph(
     with preserve_node_meta():
         graph: torch.fx.GraphModule = tracer(*inputs)
     return graph
+
+
+@contextlib.contextmanager
+def untraced() -> Iterator[None]:
+    """Compute with real tensors inside a trace."""
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    with _disable_current_modes(), torch._C.DisableTorchFunction():
+        yield
 
 
 def set_node_stack(text: str) -> None:

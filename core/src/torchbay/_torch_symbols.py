@@ -106,9 +106,7 @@ def _environment_class() -> Any:
     class ObservedShapeEnv(shapes.ShapeEnv):
         """Answers what data decides from the observed run, and remembers that it was asked."""
 
-        def __init__(
-            self, line: Callable[[], str], decided: Callable[[Decision], None]
-        ) -> None:
+        def __init__(self, line: Callable[[], str], decided: Callable[[Decision], None]) -> None:
             super().__init__()
             self._line = line
             self._decided = decided
@@ -152,7 +150,9 @@ def _environment_class() -> Any:
             del framework_loc
             return shapes.SLoc(self._line(), None)
 
-    _BACKED = "backed_var_to_val" if hasattr(shapes.ShapeEnv(), "backed_var_to_val") else "var_to_val"
+    _BACKED = (
+        "backed_var_to_val" if hasattr(shapes.ShapeEnv(), "backed_var_to_val") else "var_to_val"
+    )
     return ObservedShapeEnv
 
 

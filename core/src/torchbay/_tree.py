@@ -87,7 +87,7 @@ class Leaf:
         run: A function of inputs, arguments and what the forks handed on.
         source: The same as Python source.
         gates: The branches that lead here, readable.
-        record: The data-dependent reads of the call it was captured from.
+        record: The record of the call it was captured from.
         compile_seconds: From the end of that call to this leaf.
         forks: The forks that lead here.
         calls: How many calls ended here, if any fork leads here.
@@ -95,7 +95,7 @@ class Leaf:
 
     built: Built | None
     gates: tuple[str, ...]
-    record: tuple[str, ...]
+    record: int
     forks: tuple[Fork, ...]
     run: Callable[..., Any] = _unfinished
     source: str = ""
@@ -136,13 +136,13 @@ class Path:
         lowered: The same, lowered.
         guards: Returns what must hold for it; complete once everything is compiled, since a
             compiler may decide on sizes.
-        record: The data-dependent reads of the call.
+        record: What the observed call read of data, and the operators it issued.
     """
 
     trace: Trace
     lowered: Lowered
     guards: Callable[[], GuardFunction]
-    record: tuple[str, ...]
+    record: int
 
 
 @attrs.frozen(eq=False)
@@ -197,9 +197,7 @@ def grow(tree: tuple[Node, GuardFunction] | None, path: Path, build: Build) -> G
     return Grown(root or nodes[0], leaf, guards)
 
 
-def _shared(
-    root: Node | None, stages: Sequence[Stage]
-) -> tuple[list[Fork], Node | None] | None:
+def _shared(root: Node | None, stages: Sequence[Stage]) -> tuple[list[Fork], Node | None] | None:
     """Return the forks that a path has in common with a tree, and what follows them there."""
     forks: list[Fork] = []
     node = root

@@ -188,9 +188,7 @@ class RelationGuard:
     where: str
 
     @classmethod
-    def of(
-        cls, expression: str, places: Sequence[tuple[str, str]], where: str
-    ) -> RelationGuard:
+    def of(cls, expression: str, places: Sequence[tuple[str, str]], where: str) -> RelationGuard:
         """Make a guard of an expression that reaches input 0 as ``L['t0']``.
 
         Args:

@@ -232,7 +232,14 @@ class _Lowering:
 def _grouped(nodes: list[Node], gates: Sequence[TracedGate]) -> list[list[Node]]:
     """Return the outputs that each gate reads."""
     rest = iter(nodes)
-    return [[next(rest) for _ in gate.reads] for gate in gates]
+    return [[_original(next(rest)) for _ in gate.reads] for gate in gates]
+
+
+def _original(read: Node) -> Node:
+    """Return what a gate's copy was made of, which nothing changes in a functional graph."""
+    if read.target is aten.clone.default and read.args[0].op != "get_attr":  # type: ignore[union-attr]
+        return read.args[0]  # type: ignore[return-value]
+    return read
 
 
 def _input_of(value: Any, inputs: Mapping[int, int], fakes: Sequence[Any]) -> Place | None:

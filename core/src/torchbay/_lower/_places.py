@@ -159,4 +159,3 @@ def is_alike(base: Any, view: Any) -> bool:
         and base.is_neg() == view.is_neg()
         and storage_id(base) == storage_id(view)
     )
-

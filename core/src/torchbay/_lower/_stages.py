@@ -96,7 +96,9 @@ class Stages:
         drawn = [self._order[node] for node in found if is_random(node)]
         if drawn:
             # Random numbers are drawn in program order.
-            found |= self._missing(n for n, i in self._order.items() if is_random(n) and i < max(drawn))
+            found |= self._missing(
+                n for n, i in self._order.items() if is_random(n) and i < max(drawn)
+            )
         members = sorted(found, key=self._order.__getitem__)
         self._members.append(members)
         self._reads.append((gate, reads))

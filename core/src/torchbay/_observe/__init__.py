@@ -20,9 +20,11 @@ from torchbay._observe._ops import (
     BATCH_NORMS,
     GATES,
     LIFTS,
+    PACK,
     Gate,
     OpRecord,
     as_it_is,
+    elements,
     is_compared,
     record_of,
     sizes_of,
@@ -45,6 +47,7 @@ __all__ = [
     "BATCH_NORMS",
     "GATES",
     "LIFTS",
+    "PACK",
     "Change",
     "EffectHistory",
     "Gate",
@@ -55,6 +58,7 @@ __all__ = [
     "Reading",
     "Snapshot",
     "as_it_is",
+    "elements",
     "generator_states",
     "is_compared",
     "observe",
@@ -92,6 +96,12 @@ class Observation:
     obstacles: tuple[Reason, ...]
     codes: Mapping[CodeType, dict[str, Any]]
     environment: Mapping[str, str | None]
+
+    @property
+    def record(self) -> int:
+        """Equal for calls that read the same of tensor data and issued the same operators."""
+        gates = tuple(map(str, self.gates))
+        return hash((gates, tuple((op.name, repr(op.values)) for op in self.ops)))
 
     @property
     def readings(self) -> Iterator[Reading]:

@@ -15,9 +15,11 @@ __all__ = [
     "BATCH_NORMS",
     "GATES",
     "LIFTS",
+    "PACK",
     "Gate",
     "OpRecord",
     "as_it_is",
+    "elements",
     "is_compared",
     "record_of",
     "sizes_of",
@@ -35,6 +37,9 @@ GATES = frozenset(
     }
 )
 """Operators that turn tensor data into a Python value."""
+
+PACK = aten._pack_padded_sequence.default  # noqa: SLF001 - an operator's name
+"""Lays out its result by the elements of its second argument."""
 
 BATCH_NORMS = frozenset({aten.native_batch_norm.default, aten.cudnn_batch_norm.default})
 """Operators that move the statistics they are given, as arguments 3 and 4, and do not say so."""
@@ -142,6 +147,11 @@ class Gate:
 def as_it_is(value: Any) -> Any:
     """Return a condition that the graph computes."""
     return value
+
+
+def elements(tensor: torch.Tensor) -> Any:
+    """Return what a tensor holds, read by an operator rather than by the program."""
+    return tensor.tolist()
 
 
 _READABLE = {"local_scalar_dense": "item", "is_nonzero": "bool"}

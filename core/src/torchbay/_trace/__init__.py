@@ -38,6 +38,7 @@ from torchbay._trace._agreement import check_agreement
 from torchbay._trace._gates import GateAnswers, TracedGate
 from torchbay._trace._hidden_writes import reveal_hidden_writes
 from torchbay._trace._modes import OpTracer, Substitution
+from torchbay._trace._packing import KnownTensors
 from torchbay._trace._result import ResultReader
 
 __all__ = ["Input", "Trace", "TracedGate", "subclass_among", "trace"]
@@ -126,11 +127,14 @@ def trace(call: Call, observation: Observation, symbolic: Symbolic) -> Trace:
         fake_of(mode, entry.tensor, f"t{i}", _symbolic_dims(entry, symbolic))
         for i, entry in enumerate(inputs)
     ]
-    open_numbers = [_fake_number(mode, n.value, f"t{i}") for i, n in enumerate(numbers, len(inputs))]
+    open_numbers = [
+        _fake_number(mode, n.value, f"t{i}") for i, n in enumerate(numbers, len(inputs))
+    ]
     positions = {id(entry.tensor): i for i, entry in enumerate(inputs)}
     positions |= {id(fake): i for i, fake in enumerate(fakes)}
     by_tensor = {id(entry.tensor): fake for entry, fake in zip(inputs, fakes, strict=True)}
-    tracer = OpTracer(by_tensor, answers, observation.ops)
+    known = KnownTensors()
+    tracer = OpTracer(by_tensor, answers, known, observation.ops)
     names = Names(*_RESERVED, *call.names.values)
     names.values |= call.names.values
     result = ResultReader(call, positions, names)
@@ -141,12 +145,13 @@ def trace(call: Call, observation: Observation, symbolic: Symbolic) -> Trace:
         pairs = zip(numbers, given[len(inputs) :], strict=True)
         stand_ins = {item.path: _number(number, item.value) for item, number in pairs}
         args, kwargs = call.around(_distinct(call, by_tensor), stand_ins)
-        with tracer, Substitution(by_tensor, answers), fake_tolist(answers.tolist):
+        with tracer, Substitution(by_tensor, answers, known), fake_tolist(answers.tolist):
             value = call.function(*args, **kwargs)
         source = result.expression(observation.result, value)
         outputs = len(result.tensors)
         answers.finish(mode, fakes)
-        return [*result.tensors, *(read for gate in answers.gates for read in gate.reads)]
+        made = map(known.lifted, result.tensors)
+        return [*made, *(read for gate in answers.gates for read in gate.reads)]
 
     graph = _traced(flat, [*fakes, *open_numbers], mode, Snapshot(observation.reach))
     reveal_hidden_writes(graph)
@@ -196,9 +201,7 @@ def _inputs_of(call: Call, observation: Observation) -> list[Input]:
 def _numbers_of(call: Call, symbolic: Symbolic) -> tuple[Item, ...]:
     """Return the numbers of a call that become inputs: symbols cannot stand for NaN or infinity."""
     return tuple(
-        item
-        for item in call.numbers
-        if item.path in symbolic.numbers and math.isfinite(item.value)
+        item for item in call.numbers if item.path in symbolic.numbers and math.isfinite(item.value)
     )
 
 

@@ -74,6 +74,14 @@ class GateAnswers:
             return self._number_of(args[0], gate.value)
         return self._fixed(gate, args)
 
+    def fixed(self, reader: Any, args: Sequence[Any]) -> Any:
+        """Return what the observed run read here; the value itself is the gate."""
+        return self._fixed(self._next(reader), args)
+
+    def known(self, reader: Any) -> Any:
+        """Return what the observed run read here of a tensor that earlier gates have fixed."""
+        return self._next(reader).value
+
     def decided(self, decision: Decision) -> None:
         """Note that the program, or an operator, had to know something about a number.
 

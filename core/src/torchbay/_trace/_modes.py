@@ -7,10 +7,20 @@ from typing import Any
 
 import torch
 
-from torchbay._observe import GATES, LIFTS, OpRecord, is_compared, record_of, sizes_of
+from torchbay._observe import (
+    GATES,
+    LIFTS,
+    PACK,
+    OpRecord,
+    elements,
+    is_compared,
+    record_of,
+    sizes_of,
+)
 from torchbay._reason import CannotServe
 from torchbay._source import user_line, user_stack_entry
 from torchbay._torch_compat import (
+    PAD,
     ObservingDispatchMode,
     ObservingFunctionMode,
     is_fake,
@@ -19,6 +29,7 @@ from torchbay._torch_compat import (
 )
 from torchbay._torch_symbols import bind, is_number
 from torchbay._trace._gates import GateAnswers
+from torchbay._trace._packing import KnownTensors, pack, pad
 
 __all__ = ["OpTracer", "Substitution"]
 
@@ -30,10 +41,13 @@ class Substitution(ObservingFunctionMode):
     tensors to every other thread that runs the same module.
     """
 
-    def __init__(self, inputs: Mapping[int, torch.Tensor], answers: GateAnswers) -> None:
+    def __init__(
+        self, inputs: Mapping[int, torch.Tensor], answers: GateAnswers, known: KnownTensors
+    ) -> None:
         super().__init__()
         self._inputs = inputs
         self._answers = answers
+        self._known = known
 
     def __torch_function__(
         self,
@@ -45,6 +59,9 @@ class Substitution(ObservingFunctionMode):
         args = substitute(args, self._inputs)
         if func is torch.Tensor.tolist:
             return self._answers.tolist(args[0])
+        if func == PAD and args[1] in self._known:
+            padded, lengths = pad(*args)
+            return padded, self._known.add(lengths)
         return func(*args, **substitute(kwargs or {}, self._inputs))
 
 
@@ -66,11 +83,13 @@ class OpTracer(ObservingDispatchMode):
         self,
         inputs: Mapping[int, torch.Tensor],
         answers: GateAnswers,
+        known: KnownTensors,
         observed: Sequence[OpRecord],
     ) -> None:
         super().__init__()
         self._inputs = inputs
         self._answers = answers
+        self._known = known
         self._observed = observed
         self.ops: list[OpRecord] = []
 
@@ -85,15 +104,34 @@ class OpTracer(ObservingDispatchMode):
         if func not in LIFTS:
             args = substitute(args, self._inputs)
             kwargs = substitute(kwargs or {}, self._inputs)
+            self._known.refuse_writes(func, args)
+            if self._known.decide(args, kwargs):
+                return self._run_known(func, args, kwargs)
+            args = self._known.lifted(args)
             refuse_strangers((args, kwargs))
         if self._answers.is_copying:
             return func(*args, **(kwargs or {}))
         if func in GATES:
             return self._answers.answer(func, args)
-        result = func(*args, **(kwargs or {}))
+        result = self._run(func, args, kwargs or {})
         if is_compared(func):
             self._bind_sizes(result)
             self.ops.append(record_of(func, args, kwargs or {}, result, user_line()))
+        return result
+
+    def _run(self, func: Any, args: Any, kwargs: Any) -> Any:
+        if func is not PACK:
+            return func(*args, **kwargs)
+        padded, lengths, batch_first = args
+        data, batch_sizes = pack(padded, self._answers.fixed(elements, [lengths]), batch_first)
+        return data, self._known.add(batch_sizes)
+
+    def _run_known(self, func: Any, args: Any, kwargs: Any) -> Any:
+        if func in GATES:
+            return self._answers.known(func)
+        result = self._known.run(func, args, kwargs)
+        if is_compared(func):
+            self.ops.append(record_of(func, args, kwargs, result, user_line()))
         return result
 
     def _bind_sizes(self, result: Any) -> None:
