@@ -30,7 +30,6 @@ __all__ = [
     "argument_of",
     "compiler_flag",
     "fake_tensor_mode",
-    "fake_tensor_mode",
     "fake_tolist",
     "function_mode_count",
     "functionalized",
