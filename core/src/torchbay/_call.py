@@ -63,6 +63,7 @@ class Call:
     tensors: tuple[Item, ...]
     values: tuple[Item, ...]
     objects: tuple[Item, ...]
+    sets: tuple[Item, ...]
     rebuild: str
     names: Names
 
@@ -95,6 +96,7 @@ class Call:
             tuple(reader.tensors),
             tuple(reader.values),
             tuple(reader.objects),
+            tuple(reader.sets),
             rebuild,
             reader.names,
         )
@@ -113,6 +115,7 @@ class _Reader:
         self.tensors: list[Item] = []
         self.values: list[Item] = []
         self.objects: list[Item] = []
+        self.sets: list[Item] = []
         self.names = Names("leaves", "args", "kwargs", "inputs", "match", "are_alike")
         self._places: dict[int, int] = {}
 
@@ -127,6 +130,7 @@ class _Reader:
             self.tensors.append(item)
             return f"leaves[{place}]"
         if type(value) is set and is_plain(frozen := frozenset(value)):
+            self.sets.append(item)
             self.values.append(Item(item.path, f"type({item.access})", set))
             self.values.append(Item(item.path, f"frozenset({item.access})", frozen))
             return f"set({self.names.of(frozen, item.path)})"

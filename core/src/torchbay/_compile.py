@@ -179,12 +179,13 @@ class Dispatcher:
     def _is_covered(self, call: Call, observation: Observation) -> bool:
         """Whether a specialization for such a call is there: another thread was first."""
         gates = tuple(map(str, observation.gates))
-        return any(
-            entry.gates == gates
-            and not entry.may_refuse
-            and entry.match(call.args, call.kwargs) is not None
-            for entry in self.entries
-        )
+        with observation.as_before():
+            return any(
+                entry.gates == gates
+                and not entry.may_refuse
+                and entry.match(call.args, call.kwargs) is not None
+                for entry in self.entries
+            )
 
     def _limit(self, group: object | None) -> str | None:
         """Return which limit forbids one more specialization, if one does."""

@@ -153,6 +153,7 @@ def _emit_run(
     """Emit what happens between the guards and the caller: gates, graph, epilogue, result."""
     lowered = built.lowered
     body = [*_gate_lines(lowered), *_graph_lines(trace, lowered), *_epilogue_lines(lowered)]
+    body += trace.effects
     if refuses is not None:
         body = ["if refuses(inputs) is not None:", f"{_INDENT}return MISS", *body]
     if body and (context := _context(trace)) is not None:
@@ -195,7 +196,8 @@ def _graph_lines(trace: Trace, lowered: Lowered) -> list[str]:
         return [f"raw = execute([{', '.join(f'inputs[{i}]' for i in lowered.inputs)}])"]
     # The executable clears its list; what is needed afterwards must stand in another.
     has_views = any(isinstance(result, View) and result.of_input for result in lowered.results)
-    is_needed = "inputs[" in trace.result or has_views or _written_by_core(lowered)
+    is_read = any("inputs[" in source for source in (*trace.effects, trace.result))
+    is_needed = is_read or has_views or _written_by_core(lowered)
     return [f"raw = execute({'inputs[:]' if is_needed else 'inputs'})"]
 
 

@@ -18,9 +18,17 @@ from typing import Any
 import torch
 
 from torchbay._source import is_library_file, is_user_file
-from torchbay._structure import is_plain
+from torchbay._structure import is_plain, is_plain_object
 
-__all__ = ["LARGEST", "is_own", "is_unwatchable", "is_users_class", "is_watchable", "may_change"]
+__all__ = [
+    "LARGEST",
+    "is_own",
+    "is_replaceable",
+    "is_unwatchable",
+    "is_users_class",
+    "is_watchable",
+    "may_change",
+]
 
 LARGEST = 4096
 """The most elements of a container that are watched one by one."""
@@ -96,6 +104,13 @@ _UNWATCHABLE = (
     weakref.WeakSet,
     weakref.WeakValueDictionary,
 )
+
+
+def is_replaceable(value: Any) -> bool:
+    """Whether an object is as good as another of its class that holds the same."""
+    if isinstance(value, (list, dict, tuple)):
+        return len(value) <= LARGEST and not is_plain(value)
+    return is_users_class(type(value)) and is_plain_object(value)
 
 
 def is_unwatchable(value: Any) -> bool:

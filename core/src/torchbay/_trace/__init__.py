@@ -15,7 +15,6 @@ from torchbay._observe import (
     Observation,
     Reach,
     Reading,
-    Snapshot,
     python_randomness_kept,
 )
 from torchbay._reason import CannotServe, Reason
@@ -30,9 +29,9 @@ from torchbay._torch_compat import (
     trace_to_graph,
 )
 from torchbay._trace._agreement import check_agreement
+from torchbay._trace._epilogue import Epilogue
 from torchbay._trace._hidden_writes import reveal_hidden_writes
 from torchbay._trace._modes import GateAnswers, OpTracer, Substitution
-from torchbay._trace._result import ResultReader
 
 __all__ = ["Input", "Trace", "subclass_among", "trace"]
 
@@ -71,11 +70,12 @@ class Trace:
     """A graph over flat inputs, and how it relates to the call.
 
     Attributes:
-        graph: In-place operators and all. Its outputs are the new tensors of the result, then
-            the tensors of the gates.
+        graph: In-place operators and all. Its outputs are the new tensors of effects and of the
+            result, then the tensors of the gates.
         inputs: State first, then the call's tensors.
         result: An expression over ``out``, ``inputs`` and ``args`` that makes the result.
-        result_count: How many of the outputs belong to the result.
+        effects: Statements that leave in containers what the call left there.
+        result_count: How many of the outputs belong to effects and the result.
         gates: What Python read of tensor data, in order.
         gate_widths: How many outputs each gate reads.
         is_inference: Whether the program made its result in an inference mode of its own.
@@ -86,6 +86,7 @@ class Trace:
     inputs: tuple[Input, ...]
     fakes: tuple[torch.Tensor, ...]
     result: str
+    effects: tuple[str, ...]
     result_count: int
     gates: tuple[Gate, ...]
     gate_widths: tuple[int, ...]
@@ -110,18 +111,17 @@ def trace(call: Call, observation: Observation) -> Trace:
     tracer = OpTracer(by_tensor, answers)
     names = Names(*_RESERVED, *call.names.values)
     names.values |= call.names.values
-    result = ResultReader(call, positions, names)
-    source = ""
+    epilogue = Epilogue(call, observation, positions, names)
 
     def flat(*_: torch.Tensor) -> list[torch.Tensor]:
-        nonlocal source
         args, kwargs = call.around(_distinct(call, by_tensor))
+        epilogue.expect(args, kwargs)
         with tracer, Substitution(by_tensor, answers), fake_tolist(answers.tolist):
             value = call.function(*args, **kwargs)
-        source = result.expression(observation.result, value)
-        return [*result.tensors, *(tensor for read in answers.tensors for tensor in read)]
+        epilogue.read(value)
+        return [*epilogue.tensors, *(tensor for read in answers.tensors for tensor in read)]
 
-    graph = _traced(flat, fakes, mode, Snapshot(observation.reach))
+    graph = _traced(flat, fakes, mode, observation)
     reveal_hidden_writes(graph)
     answers.check_used_up()
     check_agreement(observation.ops, tracer.ops)
@@ -129,29 +129,28 @@ def trace(call: Call, observation: Observation) -> Trace:
         graph,
         tuple(inputs),
         tuple(fakes),
-        source,
-        len(result.tensors),
+        epilogue.result,
+        epilogue.effects,
+        len(epilogue.tensors),
         observation.gates,
         tuple(len(read) for read in answers.tensors),
-        _is_inference(observation.result, inputs),
+        _is_inference(observation.made, inputs),
         mode,
         names,
     )
 
 
 def _traced(
-    flat: Any, fakes: list[torch.Tensor], mode: Any, snapshot: Snapshot
+    flat: Any, fakes: list[torch.Tensor], mode: Any, observation: Observation
 ) -> torch.fx.GraphModule:
-    """Trace, and put Python state back: a fake tensor must not stay in a user's object."""
+    """Trace with Python state as it was, and put it back: no fake tensor stays in an object."""
     try:
-        with compiler_flag(), python_randomness_kept(), mode:
+        with observation.undone(), compiler_flag(), python_randomness_kept(), mode:
             return trace_to_graph(flat, fakes)
     except CannotServe:
         raise
     except Exception as error:
         raise CannotServe(f"tracing raised {_brief(error)}", where=_line_of(error)) from error
-    finally:
-        snapshot.restore()
 
 
 def _inputs_of(call: Call, observation: Observation) -> list[Input]:
