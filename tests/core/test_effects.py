@@ -9,6 +9,8 @@ import gc
 import threading
 import warnings
 import weakref
+from types import ModuleType
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -213,6 +215,31 @@ class SwapsNames(nn.Module):
         return self.now - self.before
 
 
+class Pair(NamedTuple):
+    h: torch.Tensor
+    c: torch.Tensor
+
+
+class KeepsNamedTuple(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.pair = Pair(torch.zeros(2), torch.zeros(2))
+
+    def forward(self, x):
+        self.pair = Pair(self.pair.h + x, self.pair.c * x)
+        return self.pair.h * 2
+
+
+class ReplacesSet(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.flags = self.same = {"odd"}
+
+    def forward(self, x):
+        self.flags = self.same = self.flags ^ {"odd"}
+        return x * len(self.flags)
+
+
 class KeepsOldList(nn.Module):
     def __init__(self):
         super().__init__()
@@ -334,6 +361,8 @@ KEEPERS = {
     ReplacesBuffer: 1,
     Toggles: 2,
     SwapsNames: 1,
+    KeepsNamedTuple: 1,
+    ReplacesSet: 2,
     KeepsOldList: 2,
     RollsRing: 3,
     ReplacesElement: 1,
@@ -361,6 +390,18 @@ def test_keeps_one_list_in_two_places(recording):
         result = compiled(torch.ones(2))
         assert module.left is module.right is result
     assert served(compiled)["graph"] >= 1
+
+
+def test_keeps_one_set_in_two_places(recording):
+    module = ReplacesSet()
+    compiled = torchbay.compile(module, backend=recording)
+    for _ in range(5):
+        compiled(torch.ones(2))
+        assert module.flags is module.same
+    module.same = set(module.flags)
+    compiled(torch.ones(2))
+    assert module.flags is module.same
+    assert served(compiled)["graph"] >= 2
 
 
 def test_keeps_a_view_in_the_memory_it_is_of(recording):
@@ -605,6 +646,107 @@ def test_adds_an_attribute_to_a_class_on_every_call(recording):
         compiled(x)
         assert torch.equal(Late.late, x + 1)
     assert served(compiled)["graph"] >= 2
+
+
+def test_adds_an_attribute_to_a_function_on_every_call(recording):
+    def call(x):
+        call.last = x + 1
+        return x * 2
+
+    compiled = torchbay.compile(call, backend=recording)
+    for x in numbered(5):
+        compiled(x)
+        assert torch.equal(call.last, x + 1)
+    assert served(compiled)["graph"] == 3
+
+
+def test_adds_a_global_to_another_module_on_every_call(recording):
+    other = ModuleType("other")
+
+    def call(x):
+        other.last = x + 1
+        return x * 2
+
+    compiled = torchbay.compile(call, backend=recording)
+    for x in numbered(5):
+        compiled(x)
+        assert torch.equal(other.last, x + 1)
+    assert served(compiled)["graph"] == 3
+
+
+class Accumulator:
+    def __init__(self):
+        self.total = torch.zeros(2)
+
+    def add(self, x):
+        self.total = self.total + x
+        return self.total * 2
+
+
+def test_keeps_state_of_a_method(recording):
+    class Compiled(Accumulator):
+        add = torchbay.compile(Accumulator.add, backend=recording)
+
+    things = [Compiled(), Compiled()]
+    eager = [Accumulator(), Accumulator()]
+    for x in numbered(5):
+        for mine, theirs in zip(things, eager, strict=True):
+            assert torch.equal(mine.add(x), theirs.add(x))
+            assert torch.equal(mine.total, theirs.total)
+    assert served(things[0].add)["graph"] == 3
+
+
+def test_keeps_state_of_a_bound_method(recording):
+    mine, theirs = Accumulator(), Accumulator()
+    compiled = torchbay.compile(mine.add, backend=recording)
+    for x in numbered(5):
+        assert torch.equal(compiled(x), theirs.add(x))
+        assert torch.equal(mine.total, theirs.total)
+    assert served(compiled)["graph"] == 3
+
+
+def test_keeps_state_of_a_module_that_is_passed(recording):
+    compiled = torchbay.compile(lambda module, x: module(x), backend=recording)
+    mine, theirs = Lstm(), Lstm()
+    for _ in range(5):
+        assert torch.equal(compiled(mine, torch.ones(1, 2)), theirs(torch.ones(1, 2)))
+        assert same(mine.state, theirs.state)
+    assert served(compiled)["graph"] == 3
+
+
+def test_writes_a_set_that_is_passed(recording):
+    def call(x, names):
+        names.add("b")
+        names.discard("a")
+        return x * 2
+
+    compiled = torchbay.compile(call, backend=recording)
+    for x in numbered(5):
+        names = {"a"}
+        compiled(x, names)
+        assert names == {"b"}
+    assert served(compiled)["graph"] == 3
+
+
+@pytest.mark.filterwarnings("ignore::torchbay.errors.TorchbayWarning")
+def test_changes_a_mapping_of_a_class_that_it_cannot_write(recording):
+    class Output(dict):
+        def __setitem__(self, key, value):
+            super().__setitem__(key, value)
+            self.order = [*getattr(self, "order", []), key]
+
+    holder = Holder()
+
+    def call(x, holder):
+        holder.out["y"] = x + 1
+        return x
+
+    compiled = torchbay.compile(call, backend=recording)
+    for x in numbered(5):
+        holder.out = Output()
+        compiled(x, holder)
+        assert holder.out.order == ["y"]
+        assert torch.equal(holder.out["y"], x + 1)
 
 
 def test_deletes_what_eager_deletes(recording):

@@ -95,7 +95,7 @@ class Snapshot:
 
     def effects(self) -> list[Effect]:
         """Return every container that holds something else now."""
-        found = (Effect(holder, old, _copy(holder, old)) for holder, old in self._copies)
+        found = (Effect(holder, old, _copy(holder)) for holder, old in self._copies)
         return [effect for effect in found if any(True for _ in effect.changes)]
 
     def restore(self) -> None:
@@ -114,8 +114,8 @@ class Snapshot:
             now.restore()
 
 
-def _copy(holder: Holder, like: Mapping[Any, Any] | None = None) -> dict[Any, Any]:
-    """Return what a holder holds; of one not read as a whole, the part that was read."""
+def _copy(holder: Holder) -> dict[Any, Any]:
+    """Return what a holder holds; of a module or a class, what has an ordinary name."""
     container = holder.container
     if isinstance(container, CellType):
         try:
@@ -128,12 +128,13 @@ def _copy(holder: Holder, like: Mapping[Any, Any] | None = None) -> dict[Any, An
         return dict.fromkeys(container, True)
     if holder.is_whole:
         return dict(container)
-    if holder.is_namespace:
-        return {key: value for key, value in container.items() if not key.startswith("__")}
     if isinstance(container, FunctionType):
         return {reading.key: getattr(container, reading.key) for reading in holder.readings}
-    keys = like if like is not None else [reading.key for reading in holder.readings]
-    return {key: container[key] for key in keys if key in container}
+    return {key: value for key, value in [*container.items()] if not _is_special(key)}
+
+
+def _is_special(name: object) -> bool:
+    return isinstance(name, str) and name.startswith("__")
 
 
 def _put_back(holder: Holder, before: Mapping[Any, Any]) -> None:
@@ -147,7 +148,7 @@ def _put_back(holder: Holder, before: Mapping[Any, Any]) -> None:
         container.intersection_update(before)
         container.update(before)
     elif isinstance(container, FunctionType) or holder.is_namespace:
-        _set_attributes(holder.owner, before, _copy(holder, before))
+        _set_attributes(holder.owner, before, _copy(holder))
     elif not isinstance(container, MappingProxyType):
         _refill(container, before, is_whole=holder.is_whole)
 

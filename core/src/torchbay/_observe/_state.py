@@ -123,5 +123,5 @@ def is_unwatchable(value: Any) -> bool:
         or hasattr(kind, "__next__")
         or kind.__module__.startswith("numpy.random")
         or (isinstance(value, set) and not is_plain(frozenset(value)))
-        or (is_users_class(kind) and not hasattr(value, "__dict__"))
+        or (is_users_class(kind) and not hasattr(value, "__dict__") and kind.__base__ is not tuple)
     )

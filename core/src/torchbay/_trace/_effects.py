@@ -139,14 +139,13 @@ class EffectWriter:
 
     def _mapping_writes(self, target: str, effect: Effect, other: Effect) -> list[Write]:
         path = effect.holder.path
+        paths = {change.key: change.path for change in effect.changes}
         gone = [key for key in effect.before if key not in effect.after]
         writes = [Write(path, f"del {target}[{key_source(key, self._names)}]") for key in gone]
         for key, new in effect.after.items():
-            if not is_same(effect.before.get(key, ABSENT), new):
-                source = key_source(key, self._names)
-                writes.append(
-                    Write(f"{path}[{key!r}]", f"{target}[{source}] = ", new, other.after[key])
-                )
+            if key in paths:
+                head = f"{target}[{key_source(key, self._names)}] = "
+                writes.append(Write(paths[key], head, new, other.after[key]))
         if effect.is_reordered:
             keys = ", ".join(key_source(key, self._names) for key in effect.after)
             key = self._names.fresh("key")

@@ -92,7 +92,10 @@ class ResultReader:
             return self._names.of(observed, path) if source is None else self._bound(source, path)
         if (name := self._made.get(id(observed))) is not None:
             return name
-        source = self._container(observed, traced, path)
+        if type(observed) is set:
+            source = self._set(observed, traced, path)
+        else:
+            source = self._container(observed, traced, path)
         if self._times[id(observed)] == 1:
             return source
         name = self._made[id(observed)] = self._names.fresh(path)
@@ -118,6 +121,11 @@ class ResultReader:
             raise CannotServe(f"{path} is {observed!r} in one run and {traced!r} in another")
         is_literal = type(observed) in (int, str, bool, type(None))
         return repr(observed) if is_literal else self._names.of(observed, path)
+
+    def _set(self, observed: set[Any], traced: Any, path: str) -> str:
+        if type(traced) is not set or not is_plain(frozen := frozenset(observed)):
+            raise CannotServe(f"{path} is a set of what cannot be made anew on every call")
+        return f"set({self._plain(frozen, frozenset(traced), path)})"
 
     def _argument(self, observed: Any) -> str | None:
         containers = (item for item, _ in self._call.containers)
