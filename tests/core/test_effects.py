@@ -553,6 +553,31 @@ def test_sets_a_field_of_an_argument(recording):
     assert served(compiled)["graph"] >= 6
 
 
+class StoresWhatIsPassed(nn.Module):
+    def forward(self, x, cache):
+        self.cache = cache
+        return x + 1
+
+
+def test_stores_the_list_that_is_passed(recording):
+    module = StoresWhatIsPassed()
+    compiled = torchbay.compile(module, backend=recording)
+    for cache in [one := [], one, one, [], [], []]:
+        compiled(torch.ones(1), cache)
+        assert module.cache is cache
+    assert served(compiled)["graph"] >= 2
+
+
+def test_returns_the_second_list_when_it_is_no_longer_the_first(recording):
+    compiled = torchbay.compile(lambda x, first, second: (x + 1, second), backend=recording)
+    one, other = [1], [1]
+    for _ in range(2):
+        assert compiled(torch.ones(1), one, one)[1] is one
+    assert compiled(torch.ones(1), one, other)[1] is other
+    assert compiled(torch.ones(1), one, other)[1] is other
+    assert served(compiled)["graph"] == 2
+
+
 class Holder:
     """An object that is neither a module nor a dataclass."""
 

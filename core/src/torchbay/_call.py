@@ -101,6 +101,11 @@ class Call:
             reader.names,
         )
 
+    @property
+    def holders(self) -> list[Item]:
+        """Return the containers and sets among the arguments, in order."""
+        return [*(item for item, _ in self.containers), *self.sets]
+
     def around(self, tensors: Sequence[torch.Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return the call's arguments with other tensors in place of its own."""
         args, kwargs = eval(self.rebuild, {**self.names.values, "leaves": tensors})  # noqa: S307 - our own source

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 import torch
 
 from torchbay._access import Access
-from torchbay._call import Call, is_usable
+from torchbay._call import Call, Item, Place, is_usable
 from torchbay._guards._emit import GuardFunction, compile_source, emit
 from torchbay._guards._kinds import (
     ContainerGuard,
@@ -52,6 +52,7 @@ def guards_of_graph(
     with observation.as_before():
         read = [
             *_watch_guards(observation.watched, access),
+            *_shared(call, observation.watched, access),
             *_distinct(call, observation, access),
             *(EnvironmentGuard(name, value) for name, value in observation.environment.items()),
         ]
@@ -161,12 +162,29 @@ def _like_guards(reading: Reading, reached: Holder, access: Access) -> Iterable[
     if reached.via is not reading:
         other = access.object(value)
         assert other is not None, "it is reached anew on every call"
-        yield SameObjectGuard(path, source, reached.path, other, type(value).__qualname__)
+        yield _is_same(reading, reached.path, other, source)
     elif isinstance(value, set):
         yield ValueGuard(path, f"type({source})", set)
         yield ValueGuard(path, f"frozenset({source})", frozenset(value))
     elif not isinstance(value, _CONTAINERS):
         yield ValueGuard(path, f"type({source})", type(value))
+
+
+def _shared(call: Call, watched: Sequence[Holder], access: Access) -> Iterable[Guard]:
+    """Guard that a container which is passed twice, or is known otherwise, still is."""
+    passed: dict[int, Item] = {}
+    for item in call.holders:
+        first = passed.setdefault(id(item.value), item)
+        if first is not item:
+            yield _is_same(item, first.path, first.access, item.access)
+    for reading in (reading for holder in watched for reading in holder.readings):
+        if (known := passed.get(id(reading.value))) is not None:
+            yield _is_same(reading, known.path, known.access, access.of(reading))
+
+
+def _is_same(place: Place, other_path: str, other: str, source: str) -> Guard:
+    kind = type(place.value).__qualname__
+    return SameObjectGuard(place.path, source, other_path, other, kind)
 
 
 def _distinct(call: Call, observation: Observation, access: Access) -> Iterable[Guard]:

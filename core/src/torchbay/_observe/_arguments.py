@@ -15,9 +15,7 @@ __all__ = ["argument_holders", "hidden_argument_changes"]
 
 def argument_holders(call: Call) -> list[Holder]:
     """Return the containers among the arguments that can be written, in the order of the call."""
-    found = [_holder(item) for item, _ in call.containers]
-    found += [_holder(item) for item in call.sets]
-    return [holder for holder in found if is_writable(holder)]
+    return [holder for holder in map(_holder, call.holders) if is_writable(holder)]
 
 
 def _holder(item: Item) -> Holder:

@@ -15,7 +15,7 @@ from torchbay._reason import CannotServe
 from torchbay._source import Names
 from torchbay._structure import key_source
 
-__all__ = ["EffectWriter", "Write", "twins_of"]
+__all__ = ["EffectWriter", "Twins", "Write"]
 
 
 @attrs.frozen(eq=False)
@@ -37,10 +37,18 @@ class Write:
     tail: str = ""
 
 
-def twins_of(call: Call, again: Call) -> dict[int, Holder]:
-    """Map each container among a traced call's arguments to the one it stands for."""
-    pairs = zip(argument_holders(again), argument_holders(call), strict=True)
-    return {id(copy.container): holder for copy, holder in pairs}
+class Twins:
+    """Which of a call's containers each of the traced call's arguments stands for."""
+
+    def __init__(self, call: Call, again: Call) -> None:
+        pairs = zip(argument_holders(again), argument_holders(call), strict=True)
+        self.holders = {id(copy.container): holder for copy, holder in pairs}
+        items = zip(again.holders, call.holders, strict=True)
+        self._values = {id(copy.value): item.value for copy, item in items}
+
+    def original(self, value: Any) -> Any:
+        """Return what a container stands for, or what was given."""
+        return self._values.get(id(value), value)
 
 
 class EffectWriter:
@@ -65,7 +73,7 @@ class EffectWriter:
         self._bound: dict[str, str] = {}
         self._watched = {id(holder.container): holder for holder in observation.watched}
 
-    def writes(self, traced: Sequence[Effect], twins: Mapping[int, Holder]) -> list[Write]:
+    def writes(self, traced: Sequence[Effect], twins: Twins) -> list[Write]:
         """Return the statements, in an order that leaves keys as the call left them.
 
         Raises:
@@ -74,10 +82,10 @@ class EffectWriter:
         # A call without effects may be seen to fill a memo with fake tensors, which is undone.
         if not self._observation.effects:
             return []
-        found = {id(twins.get(id(e.holder.container), e.holder).container): e for e in traced}
+        found = {id(_original(e.holder, twins).container): e for e in traced}
         pairs = [(e, found.pop(id(e.holder.container), None)) for e in self._observation.effects]
         for effect, other in [*pairs, *((effect, None) for effect in found.values())]:
-            self._check_same_places(effect, other)
+            self._check_same_places(effect, other, twins)
         return [w for effect, other in pairs if other for w in self._writes(effect, other)]
 
     def bound(self, source: str, hint: str) -> str:
@@ -120,21 +128,24 @@ class EffectWriter:
         assert holder is not None, "an effect has changes"
         return holder
 
-    def _check_same_places(self, effect: Effect, other: Effect | None) -> None:
+    def _check_same_places(self, effect: Effect, other: Effect | None, twins: Twins) -> None:
         """Raise CannotServe, naming the place, if one run changed what the other did not."""
-        changed = {change.key: change.path for change in self._real_changes(effect)}
-        again = {c.key: c.path for c in self._real_changes(other)} if other is not None else {}
+        changed = {change.key: change.path for change in self._changes(effect, twins)}
+        again = {c.key: c.path for c in self._changes(other, twins)} if other is not None else {}
         for key in changed.keys() ^ again.keys():
             path = changed.get(key) or again[key]
             raise CannotServe(f"{path} is changed in one run of the call and not in another")
         if changed and other is not None and not _has_same_keys(effect, other):
             raise CannotServe(f"{effect.holder.path} has other keys in a second run of the call")
 
-    def _real_changes(self, effect: Effect) -> Iterator[Change]:
-        """Yield the changes but for inputs that fake ones stand for: ``self.count += 1``."""
+    def _changes(self, effect: Effect, twins: Twins) -> Iterator[Change]:
+        """Yield the changes, leaving out where something now stands for what was there before."""
         for change in effect.changes:
             position = self._positions.get(id(change.before))
-            if position is None or position != self._positions.get(id(change.after)):
+            is_same_input = position is not None and position == self._positions.get(
+                id(change.after)
+            )
+            if not is_same_input and twins.original(change.after) is not change.before:
                 yield change
 
     def _mapping_writes(self, target: str, effect: Effect, other: Effect) -> list[Write]:
@@ -153,6 +164,10 @@ class EffectWriter:
                 Write(path, f"for {key} in ({keys},): {target}[{key}] = {target}.pop({key})")
             )
         return writes
+
+
+def _original(holder: Holder, twins: Twins) -> Holder:
+    return twins.holders.get(id(holder.container), holder)
 
 
 def _has_same_keys(effect: Effect, other: Effect) -> bool:

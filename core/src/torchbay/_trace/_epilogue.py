@@ -9,9 +9,9 @@ import torch
 
 from torchbay._access import Access
 from torchbay._call import Call
-from torchbay._observe import ABSENT, Holder, Observation, Snapshot, argument_holders
+from torchbay._observe import ABSENT, Observation, Snapshot, argument_holders
 from torchbay._source import Names
-from torchbay._trace._effects import EffectWriter, twins_of
+from torchbay._trace._effects import EffectWriter, Twins
 from torchbay._trace._result import ResultReader
 
 __all__ = ["Epilogue"]
@@ -32,7 +32,7 @@ class Epilogue:
         self.effects: tuple[str, ...] = ()
         self._call = call
         self._observation = observation
-        self._twins: Mapping[int, Holder] = {}
+        self._twins = Twins(call, call)
         self._passed = Snapshot(())
         access = Access(names, observation.watched, call)
         self._writer = EffectWriter(observation, positions, access, names)
@@ -46,7 +46,7 @@ class Epilogue:
     def expect(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Look at the arguments of the traced call before it runs."""
         again = Call.of(self._call.function, args, kwargs)
-        self._twins = twins_of(self._call, again)
+        self._twins = Twins(self._call, again)
         self._passed = Snapshot(argument_holders(again))
 
     def read(self, result: Any) -> None:

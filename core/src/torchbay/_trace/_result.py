@@ -128,8 +128,7 @@ class ResultReader:
         return f"set({self._plain(frozen, frozenset(traced), path)})"
 
     def _argument(self, observed: Any) -> str | None:
-        containers = (item for item, _ in self._call.containers)
-        for item in (*containers, *self._call.sets, *self._call.objects):
+        for item in (*self._call.holders, *self._call.objects):
             if item.value is observed:
                 return item.access
         return None
