@@ -1043,14 +1043,14 @@ def test_keeps_state_that_needs_gradients(recording):
 
 
 def test_keeps_state_of_a_module_for_each_thread(recording):
-    def work():
-        module, eager = Cell(), Cell()
+    def work(module, eager):
         compiled = torchbay.compile(module, backend=recording)
         x = torch.ones(1, 2)
         found.extend(torch.equal(compiled(x), eager(x)) for _ in range(5))
 
     found = []
-    threads = [threading.Thread(target=torch.no_grad()(work)) for _ in range(4)]
+    cells = [(Cell(), Cell()) for _ in range(4)]
+    threads = [threading.Thread(target=torch.no_grad()(work), args=pair) for pair in cells]
     for thread in threads:
         thread.start()
     for thread in threads:
