@@ -327,8 +327,11 @@ def is_plain_object(value: object) -> bool:
         kind.__basicsize__ <= _Plain.__basicsize__
         and kind.__flags__ & _HEAP_TYPE != 0
         and hasattr(value, "__dict__")
-        and not isinstance(value, (torch.nn.Module, type, BaseException))
+        and not isinstance(value, (torch.nn.Module, type, BaseException, *_SYMBOLS))
     )
+
+
+_SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
 class _Plain:

@@ -18,20 +18,24 @@ from torchbay._guards._kinds import (
     KeysGuard,
     Mismatch,
     NoOverlapGuard,
+    NumberGuard,
     ObjectGuard,
+    RelationGuard,
     SameObjectGuard,
     ShapeOfCallGuard,
     SizeGuard,
     SizesGuard,
     TensorGuard,
     ValueGuard,
+    float_tensor,
     tensor_facts,
 )
 from torchbay._observe import Holder, Observation, Reading, argument_holders
 from torchbay._source import Names
 from torchbay._structure import is_plain
 from torchbay._torch_compat import tensor_guard
-from torchbay._trace import Input
+from torchbay._torch_symbols import has_symbols, size_guards
+from torchbay._trace import Input, Trace
 
 __all__ = [
     "Guard",
@@ -44,9 +48,9 @@ __all__ = [
 
 
 def guards_of_graph(
-    call: Call, observation: Observation, inputs: Sequence[Input], written: Sequence[int]
+    call: Call, observation: Observation, trace: Trace, written: Sequence[int]
 ) -> GuardFunction:
-    """Guard everything a graph relied on: the call, the Python values read, the tensors."""
+    """Guard everything a graph relied on: the call, the Python values read, tensors, sizes."""
     names = _names(call)
     access = Access(names, observation.watched, call)
     with observation.as_before():
@@ -56,22 +60,7 @@ def guards_of_graph(
             *_distinct(call, observation, access),
             *(EnvironmentGuard(name, value) for name, value in observation.environment.items()),
         ]
-        return _emitted(call, access, read, inputs, written, names)
-
-
-def _emitted(
-    call: Call,
-    access: Access,
-    read: Sequence[Guard],
-    inputs: Sequence[Input],
-    written: Sequence[int],
-    names: Names,
-) -> GuardFunction:
-    tensors = [_tensor_guard(access.of(entry.places[0]), entry) for entry in inputs]
-    before = [*_call_guards(call), *read]
-    after = [*_ties(inputs, access), *_overlap(inputs, tensors, written)]
-    pairs = list(zip(tensors, (entry.tensor for entry in inputs), strict=True))
-    return emit(before, pairs, after, names)
+        return _emitted(call, access, read, trace.inputs, written, names, trace)
 
 
 def guards_of_call(call: Call) -> GuardFunction:
@@ -80,6 +69,42 @@ def guards_of_call(call: Call) -> GuardFunction:
     inputs = [Input(item.value, (item,), is_state=False) for item in unique.values()]
     names = _names(call)
     return _emitted(call, Access(names, (), call), (), inputs, (), names)
+
+
+def _emitted(  # noqa: PLR0917 - what every guard function is made of
+    call: Call,
+    access: Access,
+    read: Sequence[Guard],
+    inputs: Sequence[Input],
+    written: Sequence[int],
+    names: Names,
+    trace: Trace | None = None,
+) -> GuardFunction:
+    numbers = trace.numbers if trace is not None else ()
+    fakes = trace.fakes if trace is not None else [entry.tensor for entry in inputs]
+    pairs = list(zip(inputs, fakes, strict=False))
+    tensors = [_tensor_guard(access.of(e.places[0]), e, fake) for e, fake in pairs]
+    before = [*_call_guards(call, numbers), *read]
+    after = [*_ties(inputs, access), *_overlap(inputs, tensors, written)]
+    after += _size_guards(trace, tensors) if trace is not None else []
+    are_alike = tensor_guard([e.tensor for e in inputs], [f for _, f in pairs]) if inputs else None
+    expressions = [_number_source(item, names) for item in numbers]
+    return emit(before, tensors, expressions, after, names, are_alike)
+
+
+def _number_source(item: Item, names: Names) -> str:
+    """Return an expression for a number as the graph takes it."""
+    is_int = isinstance(item.value, int)
+    return item.access if is_int else f"{names.of(float_tensor, 'float_tensor')}({item.access})"
+
+
+def _size_guards(trace: Trace, tensors: Sequence[TensorGuard]) -> Iterable[Guard]:
+    """Guard what the graph relies on about the sizes and numbers that it leaves open."""
+    places = [(guard.path, guard.access) for guard in tensors]
+    places += [(item.path, item.access) for item in trace.numbers]
+    symbolic = {f"t{i}": fake for i, fake in enumerate(trace.fakes) if has_symbols(fake)}
+    for expression, where in size_guards(trace.mode, symbolic):
+        yield RelationGuard.of(expression, places, where)
 
 
 def _names(call: Call) -> Names:
@@ -98,12 +123,15 @@ def _names(call: Call) -> Names:
     return names
 
 
-def _call_guards(call: Call) -> Iterable[Guard]:
+def _call_guards(call: Call, numbers: Sequence[Item]) -> Iterable[Guard]:
     yield ShapeOfCallGuard(len(call.args), tuple(call.kwargs))
     for item, container in call.containers:
         yield ContainerGuard(item.path, item.access, container.form)
     for item in call.values:
-        yield ValueGuard(item.path, item.access, item.value)
+        if item in numbers:
+            yield NumberGuard(item.path, item.access, type(item.value))
+        else:
+            yield ValueGuard(item.path, item.access, item.value)
     for item in call.objects:
         yield ObjectGuard.of(item.path, item.access, item.value)
 
@@ -209,9 +237,9 @@ def _distinct(call: Call, observation: Observation, access: Access) -> Iterable[
 _WRITTEN = (list, dict, set)
 
 
-def _tensor_guard(access: str, entry: Input) -> TensorGuard:
-    is_same = tensor_guard([entry.tensor])
-    return TensorGuard(entry.path, access, tensor_facts(entry.tensor), is_same)
+def _tensor_guard(access: str, entry: Input, fake: torch.Tensor) -> TensorGuard:
+    is_same = tensor_guard([entry.tensor], [fake])
+    return TensorGuard(entry.path, access, tensor_facts(entry.tensor, fake), is_same)
 
 
 def _ties(inputs: Sequence[Input], access: Access) -> Iterable[Guard]:

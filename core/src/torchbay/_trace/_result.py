@@ -13,7 +13,7 @@ from torchbay._call import Call
 from torchbay._reason import CannotServe
 from torchbay._source import Names
 from torchbay._structure import is_plain, same_value, take_apart
-from torchbay._torch_compat import is_fake
+from torchbay._torch_symbols import concrete, is_number
 
 __all__ = ["ResultReader"]
 
@@ -44,7 +44,7 @@ class ResultReader:
             access: How objects are reached that must not be named.
             bound: Returns a name for what an expression stands for before anything is written.
         """
-        self.tensors: list[torch.Tensor] = []
+        self.tensors: list[Any] = []
         self._call = call
         self._inputs = inputs
         self._names = names
@@ -83,6 +83,10 @@ class ResultReader:
     def _read(self, observed: Any, traced: Any, path: str) -> str:
         if isinstance(traced, torch.Tensor) or isinstance(observed, torch.Tensor):
             return self._tensor(observed, traced, path)
+        if is_number(traced):
+            return self._number(observed, traced, path)
+        if type(traced) in (tuple, torch.Size) and any(map(is_number, traced)):
+            return self._sizes(observed, traced, path)
         if is_plain(observed):
             return self._plain(observed, traced, path)
         if (source := self._argument(observed)) is not None:
@@ -104,17 +108,31 @@ class ResultReader:
     def _tensor(self, observed: Any, traced: Any, path: str) -> str:
         if not isinstance(observed, torch.Tensor) or not isinstance(traced, torch.Tensor):
             raise CannotServe(f"{path} is a tensor in one run of the call and not in another")
-        position = self._inputs.get(id(traced))
-        if position != self._inputs.get(id(observed)):
+        if self._inputs.get(id(traced)) != self._inputs.get(id(observed)):
             raise CannotServe(f"{path} is an input in one run of the call and not in another")
-        if position is not None:
+        return self._output(traced)
+
+    def _output(self, value: Any) -> str:
+        if (position := self._inputs.get(id(value))) is not None:
             return f"inputs[{position}]"
-        if not is_fake(traced):
-            raise CannotServe(f"{path} is a tensor that cannot be reached from the callable")
-        slot = self._slots.setdefault(id(traced), len(self.tensors))
+        slot = self._slots.setdefault(id(value), len(self.tensors))
         if slot == len(self.tensors):
-            self.tensors.append(traced)
+            self.tensors.append(value)
         return f"out[{slot}]"
+
+    def _number(self, observed: Any, traced: Any, path: str) -> str:
+        """Let a number that is a symbol be computed on every call."""
+        if not same_value(observed, found := concrete(traced)):
+            raise CannotServe(f"{path} is {observed!r} in one run and {found!r} in another")
+        return self._output(traced)
+
+    def _sizes(self, observed: Any, traced: Any, path: str) -> str:
+        if type(observed) is not type(traced) or len(observed) != len(traced):
+            raise CannotServe(f"{path} has another form in a second run of the call")
+        pairs = enumerate(zip(observed, traced, strict=True))
+        parts = "".join(f"{self._read(one, two, f'{path}[{i}]')}, " for i, (one, two) in pairs)
+        is_size = isinstance(traced, torch.Size)
+        return f"{self._names.of(torch.Size, 'Size')}(({parts}))" if is_size else f"({parts})"
 
     def _plain(self, observed: Any, traced: Any, path: str) -> str:
         if not same_value(observed, traced):
