@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-
 from scenarios import compare, play_compiled, play_eagerly
 from scenarios._facts import Ledger, differences
 from scenarios._scenario import CRASH, REFUSED, RIGHT, WRONG, Scenario, calls, change, normal
+
 from torchbay.errors import InvalidArgument, NotServed
 
 STEPS = (*calls(normal(3), times=2), change(lambda world: world.append(1)), *calls(normal(3)))

@@ -1,8 +1,9 @@
 """A compiled program does what the program does: the catalogue in `scenarios`, played both ways.
 
-    python -m pytest tests/soundness                        # all, but the compiler's sample
-    python -m pytest tests/soundness -k "tensors and view"  # by family and name
-    python -m pytest tests/soundness -k table               # the counts, beside torch.compile
+    python -m pytest tests/soundness -m "not slow"           # through the eager backend
+    python -m pytest tests/soundness -k "tensors and view"   # by family and name
+    python -m pytest tests/soundness -k inductor             # a sample through inductor_triton
+    python -m pytest tests/soundness -k beside               # the counts, beside torch.compile
 
 After every call a scenario compares, with eager on a fresh copy: the result (structure, types, strides,
 values bit for bit), exceptions, arguments, the state of modules, closures and globals, which
@@ -20,10 +21,10 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-
-import torchbay
 from scenarios import SCENARIOS, Outcome, Scenario, compare, judged, play_compiled, play_eagerly
 from scenarios._scenario import CRASH, VERDICTS, WRONG
+
+import torchbay
 
 BY_NAME = {str(scenario): scenario for scenario in SCENARIOS}
 TOLERANCE = {"eager": 0.0, "inductor_triton": 1e-4}

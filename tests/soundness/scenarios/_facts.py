@@ -40,7 +40,7 @@ class Ledger:
     def _walk(self, name: str, value: Any, above: tuple[int, ...]) -> Iterator[tuple[str, Any]]:
         if isinstance(value, torch.Tensor):
             yield from self._of_tensor(name, value)
-        elif isinstance(value, _PLAIN) or isinstance(value, enum.Enum):
+        elif isinstance(value, (*_PLAIN, enum.Enum)):
             yield name, Plain(value)
         elif id(value) in above or len(above) > 20:
             yield name, "seen above"
@@ -113,8 +113,11 @@ class Values:
 
 def _copy(tensor: torch.Tensor) -> torch.Tensor:
     with torch.no_grad():
-        return tensor.detach().resolve_conj().resolve_neg().clone(
-            memory_format=torch.contiguous_format
+        return (
+            tensor.detach()
+            .resolve_conj()
+            .resolve_neg()
+            .clone(memory_format=torch.contiguous_format)
         )
 
 

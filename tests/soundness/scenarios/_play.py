@@ -111,7 +111,7 @@ def play(scenario: Scenario, compile: Callable[[Any], Any]) -> Played:  # noqa: 
 
 
 def _moment(step: Call, program: Program, compiled: Any, ledger: Ledger, seed: int) -> Moment:
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]), _quiet():
         torch.manual_seed(seed)
         args, kwargs = step.make(program.world)
     outside = {"args": args, "kwargs": kwargs, "world": program.world}
@@ -212,17 +212,17 @@ def judged(outcome: Outcome, compiled: Any, scenario: Scenario) -> Outcome:
 
 def _complaints(explanation: Any, scenario: Scenario) -> list[str]:
     """Return what is wrong with what the explanation says, whatever the values were."""
+    count = len(explanation.specializations)
     said = "\n".join("; ".join(reasons) for reasons in explanation.recompiles)
-    texts = [f"no recompile says {text!r}: {said}" for text in scenario.says if not _in(text, said)]
+    texts = [f"no recompile says {t!r}: {said}" for t in scenario.says if not re.search(t, said)]
     if not all(any(reasons) for reasons in explanation.recompiles):
         texts.append("a recompile has no reason")
-    for source in explanation.guards:
-        if [type(node) for node in ast.parse(source).body] != [ast.FunctionDef]:
-            texts.append(f"guards are not one function: {source}")
-    if len(explanation.specializations) > scenario.at_most:
-        texts.append(f"{len(explanation.specializations)} specializations: {said}")
+    if not all(map(_is_one_function, explanation.guards)):
+        texts.append("guards are not one function")
+    if count > scenario.at_most:
+        texts.append(f"{count} specializations: {said}")
     return texts
 
 
-def _in(pattern: str, text: str) -> bool:
-    return re.search(pattern, text) is not None
+def _is_one_function(source: str) -> bool:
+    return [type(node) for node in ast.parse(source).body] == [ast.FunctionDef]

@@ -53,7 +53,9 @@ def never_bakes_what_a_closure_holds():
     return Program(program, types.SimpleNamespace(program=program, put=put))
 
 
-@scenario(calls(X), change(lambda net: net.train()), calls(X), change(lambda net: net.eval()), calls(X))
+@scenario(
+    calls(X), change(lambda net: net.train()), calls(X), change(lambda net: net.eval()), calls(X)
+)
 def never_bakes_the_training_flag():
     return nn.Sequential(nn.Linear(3, 3), nn.Dropout(0.5)).eval()
 

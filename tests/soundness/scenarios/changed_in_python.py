@@ -240,9 +240,7 @@ def writes_into_a_dict_it_is_given():
     return program
 
 
-@scenario(
-    calls(together=lambda _: (torch.randn(3), types.SimpleNamespace(hidden=torch.ones(3))))
-)
+@scenario(calls(together=lambda _: (torch.randn(3), types.SimpleNamespace(hidden=torch.ones(3)))))
 def writes_onto_an_object_it_is_given():
     def program(x, state):
         state.hidden = state.hidden + x
@@ -363,9 +361,7 @@ def logs_on_every_call_at_a_level_that_is_on():
     return Program(program, records)
 
 
-@scenario(
-    calls(X), change(lambda _: LOG.setLevel(logging.DEBUG)), calls(X), eagerly=True
-)
+@scenario(calls(X), change(lambda _: LOG.setLevel(logging.DEBUG)), calls(X), eagerly=True)
 def logs_once_the_level_is_turned_on():
     records = []
     LOG.handlers[:] = [Records(records)]

@@ -253,9 +253,7 @@ def changes_an_input_once_where_a_branch_goes_another_way():
     return Program(program, None)
 
 
-@scenario(
-    calls(given(lambda n: torch.ones(3) * (-1) ** n), times=12), at_most=2
-)
+@scenario(calls(given(lambda n: torch.ones(3) * (-1) ** n), times=12), at_most=2)
 def draws_random_numbers_once_where_a_branch_goes_another_way():
     def program(x):
         noise = torch.rand(3)
@@ -264,8 +262,10 @@ def draws_random_numbers_once_where_a_branch_goes_another_way():
     return program
 
 
-@scenario(calls(given(lambda n: torch.tensor([(-1.0) ** (n >> k) for k in range(4)])), times=48),
-          at_most=16)
+@scenario(
+    calls(given(lambda n: torch.tensor([(-1.0) ** (n >> k) for k in range(4)])), times=48),
+    at_most=16,
+)
 def takes_every_path_through_two_branches_in_a_loop_of_four():
     def program(x):
         total = x.new_zeros(3)

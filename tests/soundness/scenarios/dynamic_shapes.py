@@ -45,7 +45,9 @@ def takes_a_graph_per_size_when_sizes_are_said_to_be_static():
     return _mlp()
 
 
-@scenario(calls(normal(3, 3)), calls(normal(1, 3)), calls(normal(0, 3)), calls(GROWING, times=TIMES))
+@scenario(
+    calls(normal(3, 3)), calls(normal(1, 3)), calls(normal(0, 3)), calls(GROWING, times=TIMES)
+)
 def serves_batches_of_one_and_of_none():
     return _mlp()
 
@@ -127,7 +129,11 @@ def reshapes_by_a_size():
 
 
 @scenario(
-    calls(given(lambda n: torch.randn(n + 2, 3)), given(lambda n: torch.randn(2 * n + 3, 3)), times=TIMES),
+    calls(
+        given(lambda n: torch.randn(n + 2, 3)),
+        given(lambda n: torch.randn(2 * n + 3, 3)),
+        times=TIMES,
+    ),
     at_most=2,
 )
 def joins_two_that_grow_apart():

@@ -17,9 +17,7 @@ def names_a_string_that_differs():
     return lambda x, kind: getattr(torch, kind)(x)
 
 
-@scenario(
-    calls(X, scale=2), calls(X, scale=2.0), calls(X, scale=True), says=("scale",)
-)
+@scenario(calls(X, scale=2), calls(X, scale=2.0), calls(X, scale=True), says=("scale",))
 def tells_an_int_from_a_float_and_a_bool():
     return lambda x, scale: (x.long() * scale, type(scale).__name__)
 
@@ -34,9 +32,7 @@ def lets_nan_equal_itself():
     return lambda x, fill: x + fill
 
 
-@scenario(
-    calls(X, torch.float64), calls(X, torch.int32), at_most=2, says=("float64", "int32")
-)
+@scenario(calls(X, torch.float64), calls(X, torch.int32), at_most=2, says=("float64", "int32"))
 def names_a_dtype_that_differs():
     return lambda x, dtype: x.to(dtype)
 
@@ -46,16 +42,12 @@ def tells_slices_apart():
     return lambda x, part: x[part] * 2
 
 
-@scenario(
-    calls(X, {"a": 1.0, "b": 2.0}), calls(X, {"b": 2.0, "a": 1.0}), at_most=2
-)
+@scenario(calls(X, {"a": 1.0, "b": 2.0}), calls(X, {"b": 2.0, "a": 1.0}), at_most=2)
 def tells_the_order_of_keys_apart():
     return lambda x, options: x * next(iter(options.values()))
 
 
-@scenario(
-    calls(X, collections.OrderedDict(a=1.0)), calls(X, {"a": 1.0}), at_most=2
-)
+@scenario(calls(X, collections.OrderedDict(a=1.0)), calls(X, {"a": 1.0}), at_most=2)
 def tells_kinds_of_dicts_apart():
     return lambda x, options: x * (2 if type(options) is dict else 3)
 
@@ -88,9 +80,7 @@ def tells_functions_apart():
     return lambda x, activation: activation(x)
 
 
-@scenario(
-    calls(normal(3)), calls(normal(3, dtype=torch.double)), at_most=2, says=("x", "float64")
-)
+@scenario(calls(normal(3)), calls(normal(3, dtype=torch.double)), at_most=2, says=("x", "float64"))
 def names_a_dtype_of_a_tensor_that_differs():
     return lambda x: x * 2
 
@@ -100,8 +90,12 @@ def names_a_rank_that_differs():
     return lambda x: x * 2
 
 
-@scenario(calls(X, {"deep": [1.0, {"scale": 2.0}]}), calls(X, {"deep": [1.0, {"scale": 3.0}]}),
-          at_most=2, says=(r"options\['deep'\]\[1\]\['scale'\]", "2.0", "3.0"))
+@scenario(
+    calls(X, {"deep": [1.0, {"scale": 2.0}]}),
+    calls(X, {"deep": [1.0, {"scale": 3.0}]}),
+    at_most=2,
+    says=(r"options\['deep'\]\[1\]\['scale'\]", "2.0", "3.0"),
+)
 def names_the_path_of_what_differs():
     return lambda x, options: x * options["deep"][1]["scale"]
 

@@ -271,7 +271,7 @@ class Holding(nn.Module):
         self.scales = [1.0, 2.0]
         self.table = {"offset": 1.0}
         self.allowed = {"relu"}
-        self.activations = [torch.relu, torch.tanh]
+        self.activations = [torch.exp, torch.tanh]
 
     def forward(self, x):
         for scale in self.scales:
@@ -411,9 +411,7 @@ class Slotted:
         self.scale, self.offset = 2.0, 1.0
 
 
-@scenario(
-    calls(X), change(lambda net: setattr(net.config, "scale", 3.0)), calls(X), eagerly=True
-)
+@scenario(calls(X), change(lambda net: setattr(net.config, "scale", 3.0)), calls(X), eagerly=True)
 def follows_an_object_with_slots():
     return Configured(Slotted())
 
@@ -493,9 +491,7 @@ def recompiles_for_half():
     return Net()
 
 
-@scenario(
-    calls(X), change(lambda net: net.to(torch.double)), calls(normal(3, dtype=torch.double))
-)
+@scenario(calls(X), change(lambda net: net.to(torch.double)), calls(normal(3, dtype=torch.double)))
 def recompiles_for_another_dtype_of_the_parameters():
     return Net()
 
@@ -647,9 +643,7 @@ def follows_a_context_variable():
     return lambda x: x * CONTEXT.get()
 
 
-@scenario(
-    calls(X), change(lambda _: os.environ.update(SOUNDNESS_SCALE="5")), calls(X), at_most=2
-)
+@scenario(calls(X), change(lambda _: os.environ.update(SOUNDNESS_SCALE="5")), calls(X), at_most=2)
 def follows_an_environment_variable():
     os.environ["SOUNDNESS_SCALE"] = "2"
     return lambda x: x * float(os.environ["SOUNDNESS_SCALE"])

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import torch
 from torch import nn
+from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import checkpoint
 
@@ -43,19 +44,37 @@ def _in_threads(program):
     return call
 
 
-@scenario(calls(X, through=_in_threads), at_most=1)
+@scenario(calls(X, through=_in_threads, times=3), at_most=1)
 def serves_eight_threads_on_the_first_call():
     return _mlp()
 
 
-@scenario(calls(normal(2, 3), through=_in_threads), calls(normal(4, 3), through=_in_threads))
+@scenario(
+    calls(normal(2, 3), through=_in_threads, times=3),
+    calls(normal(4, 3), through=_in_threads, times=3),
+)
 def serves_eight_threads_with_other_sizes():
     return _mlp()
 
 
-@scenario(calls(UP, through=_in_threads), calls(DOWN, through=_in_threads), at_most=2)
+@scenario(
+    calls(UP, through=_in_threads, times=3),
+    calls(DOWN, through=_in_threads, times=3),
+    at_most=2,
+)
 def serves_eight_threads_that_branch_on_data():
     return lambda x: x * 2 if x.sum() > 0 else x * 3
+
+
+@scenario(calls(X, through=_in_threads, times=2), eagerly=True)
+def waits_inside_for_other_threads_that_call_it():
+    barrier = threading.Barrier(8, timeout=_PATIENCE)
+
+    def program(x):
+        barrier.wait()
+        return x * 2
+
+    return Program(program, None)
 
 
 @scenario(calls(X))
@@ -191,7 +210,10 @@ def takes_directional_derivatives_inside():
 
 @scenario(calls(X), at_most=1)
 def takes_a_jacobian_inside():
-    return lambda x: (torch.func.jacrev(torch.sin)(x), torch.func.hessian(lambda y: (y**3).sum())(x))
+    return lambda x: (
+        torch.func.jacrev(torch.sin)(x),
+        torch.func.hessian(lambda y: (y**3).sum())(x),
+    )
 
 
 @scenario(calls(X), at_most=1)
@@ -384,6 +406,19 @@ def _traced(program):
 @scenario(_then_plain(_traced))
 def runs_inline_under_make_fx():
     return lambda x: torch.relu(x) * 2
+
+
+def _under_fakes(program):
+    def call(x):
+        with FakeTensorMode() as mode:
+            return tuple(program(mode.from_tensor(x)).shape)
+
+    return call
+
+
+@scenario(_then_plain(_under_fakes))
+def runs_inline_under_a_fake_mode_of_somebody_else():
+    return lambda x: torch.cat([x, x]) * 2
 
 
 def _recompiled(program):

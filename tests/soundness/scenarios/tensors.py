@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import collections
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
+from torch._subclasses import FakeTensorMode
 from torch.nn import functional
 
 from scenarios._scenario import Program, calls, change, constant, each, given, normal, scenario
@@ -231,9 +232,7 @@ def tells_one_tensor_passed_twice_from_two():
     return program
 
 
-@scenario(
-    calls(X, X), calls(together=lambda _: _overlapping()), calls(X, X), eagerly=True
-)
+@scenario(calls(X, X), calls(together=lambda _: _overlapping()), calls(X, X), eagerly=True)
 def notices_that_the_tensor_it_changes_overlaps_another():
     def program(x, y):
         x.mul_(2)
@@ -384,7 +383,13 @@ def refuses_a_sparse_tensor():
 
 
 @scenario(
-    calls(given(lambda _: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged))),
+    calls(
+        given(
+            lambda _: torch.nested.nested_tensor(
+                [torch.ones(2), torch.ones(3)], layout=torch.jagged
+            )
+        )
+    ),
     refused=True,
 )
 def refuses_a_nested_tensor():
@@ -404,6 +409,11 @@ def refuses_a_tensor_on_the_meta_device():
     return _plain()
 
 
+@scenario(calls(given(lambda _: FakeTensorMode().from_tensor(torch.ones(4)))), refused=True)
+def refuses_a_fake_tensor():
+    return _plain()
+
+
 @scenario(calls(X), at_most=1)
 def casts_within_the_program():
     return lambda x: (x.half().float(), x.double() + x, x.to(torch.int32), x.bool())
@@ -412,7 +422,11 @@ def casts_within_the_program():
 # Containers
 
 
-Pair = collections.namedtuple("Pair", ["left", "right"])
+class Pair(NamedTuple):
+    """Two values."""
+
+    left: Any
+    right: Any
 
 
 @scenario(calls(together=lambda _: ([torch.randn(4), {"b": torch.randn(4)}],)), at_most=1)
@@ -425,9 +439,7 @@ def takes_and_returns_named_tuples():
     return lambda pair: pair._replace(left=pair.left + pair.right)
 
 
-@scenario(
-    calls(X, None), calls(X, X), calls(X, None), at_most=2
-)
+@scenario(calls(X, None), calls(X, X), calls(X, None), at_most=2)
 def tells_a_tensor_from_none():
     return lambda x, mask: x if mask is None else x * mask
 

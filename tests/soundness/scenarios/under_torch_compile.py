@@ -1,6 +1,6 @@
 """Plays the catalogue under torch.compile with its eager backend, one JSON line per scenario.
 
-    python -m scenarios.under_torch_compile [NUMBER OF THE FIRST SCENARIO]
+python -m scenarios.under_torch_compile [NUMBER OF THE FIRST SCENARIO]
 """
 
 from __future__ import annotations
