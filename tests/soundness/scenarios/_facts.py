@@ -129,6 +129,8 @@ def _parts(value: Any) -> list[tuple[str, Any]]:
     """Return what a value holds, with how it is reached."""
     if isinstance(value, nn.Module):
         return _parts_of_module(value)
+    if isinstance(value, type):
+        return [(f".{n}", part) for n, part in vars(value).items() if _is_own(n, part)]
     if isinstance(value, Mapping):
         return [(f"[{key!r}]", part) for key, part in value.items()]
     if isinstance(value, (set, frozenset)):
@@ -141,8 +143,6 @@ def _parts(value: Any) -> list[tuple[str, Any]]:
         return []
     if hasattr(value, "__iter__") and hasattr(value, "__len__"):
         return [(f"[{n}]", part) for n, part in enumerate(value)]
-    if isinstance(value, type):
-        return [(f".{n}", part) for n, part in vars(value).items() if _is_own(n, part)]
     slots = [name for name in getattr(value, "__slots__", ()) if hasattr(value, name)]
     held = {**{name: getattr(value, name) for name in slots}, **getattr(value, "__dict__", {})}
     return [(f".{name}", part) for name, part in held.items()]

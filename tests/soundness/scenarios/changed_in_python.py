@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import collections
+import contextvars
 import io
 import logging
+import os
+import pathlib
+import sys
+import tempfile
+import threading
 import types
 
 import torch
@@ -389,3 +395,134 @@ def takes_the_next_of_an_iterator():
         return x * next(self.scales)
 
     return Program(Stateful(forward, scales=iter([1.0, 2.0, 3.0, 4.0, 5.0, 6.0])), None)
+
+
+@scenario(calls(X), eagerly=True)
+def writes_to_standard_output_without_printing():
+    def program(x):
+        sys.stdout.write("called\n")
+        return x * 2
+
+    return program
+
+
+@scenario(calls(X), eagerly=True)
+def counts_in_an_environment_variable():
+    def program(x):
+        count = int(os.environ["SOUNDNESS_CALLS"]) + 1
+        os.environ["SOUNDNESS_CALLS"] = str(count)
+        return x * count
+
+    os.environ["SOUNDNESS_CALLS"] = "0"
+    return program
+
+
+class Folder:
+    """Says whether a folder is there, and removes it."""
+
+    def __init__(self):
+        self.path = pathlib.Path(tempfile.mkdtemp()) / "made"
+
+    def __iter__(self):
+        is_there = self.path.exists()
+        if is_there:
+            self.path.rmdir()
+        return iter([is_there])
+
+    def __len__(self):
+        return 1
+
+
+@scenario(calls(X), eagerly=True)
+def makes_a_folder_on_every_call():
+    folder = Folder()
+    path = folder.path
+
+    def program(x):
+        path.mkdir(exist_ok=True)
+        return x * 2
+
+    return Program(program, folder)
+
+
+@scenario(calls(X), eagerly=True)
+def advances_a_context_variable():
+    position = contextvars.ContextVar("position", default=0)
+
+    def program(x):
+        position.set(position.get() + 1)
+        return x * position.get()
+
+    return program
+
+
+@scenario(calls(X), eagerly=True)
+def counts_in_the_thread():
+    local = threading.local()
+    local.calls = 0
+
+    def program(x):
+        local.calls += 1
+        return x * local.calls
+
+    return Program(program, local)
+
+
+@scenario(calls(X), eagerly=True)
+def registers_one_more_hook_on_every_call():
+    def forward(self, x):
+        self.linear.register_forward_hook(lambda module, args, out: out + 1)
+        return self.linear(x)
+
+    return Stateful(forward, linear=nn.Linear(3, 3))
+
+
+@scenario(calls(X, times=10), at_most=3)
+def carries_a_buffer_that_it_rebinds():
+    def forward(self, x):
+        self.average = self.average * 0.9 + x * 0.1
+        return x - self.average
+
+    net = Stateful(forward)
+    net.register_buffer("average", torch.zeros(3))
+    return net
+
+
+@scenario(calls(together=lambda _: (torch.randn(3), [3.0, 1.0], {"a": 1.0, "b": 2.0})))
+def sorts_and_empties_the_containers_it_is_given():
+    def program(x, items, options):
+        items.sort()
+        options["c"] = options.pop("a")
+        items.append(x * 2)
+        return x * items[0]
+
+    return program
+
+
+@scenario(calls(X))
+def binds_a_global_for_the_length_of_the_call():
+    def program(x):
+        global TEMPORARY
+        TEMPORARY = x * 2
+        result = TEMPORARY + 1
+        del TEMPORARY
+        return result
+
+    return program
+
+
+@scenario(calls(X), change(lambda net: net.share()), calls(X), eagerly=True)
+def notices_that_two_of_its_tensors_become_one():
+    class Sharing(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.one, self.two = torch.zeros(3), torch.zeros(3)
+
+        def share(self):
+            self.two = self.one[:]
+
+        def forward(self, x):
+            self.one += x
+            return self.two * 2 + x
+
+    return Sharing()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import nn
 
@@ -325,3 +327,80 @@ def packs_sequences_of_constant_lengths():
             return nn.utils.rnn.pad_packed_sequence(result, batch_first=True)[0]
 
     return Packed()
+
+
+# A number read from a tensor is a Python number, whatever the graph makes of it
+
+
+@scenario(calls(normal(3), times=8), eagerly=True)
+def returns_the_item_itself():
+    return lambda x: (x * 2, x[0].item(), x.tolist(), type(x[0].item()).__name__)
+
+
+@scenario(calls(normal(3), times=8), eagerly=True)
+def writes_an_item_into_a_string():
+    return lambda x: (x * 2, f"{x[0].item():.3f}", str(x[1].item()))
+
+
+@scenario(calls(normal(3), times=10), at_most=2)
+def branches_on_the_sign_of_an_item():
+    return lambda x: x * 2 if x[0].item() > 0 else x * 3
+
+
+@scenario(calls(each(torch.tensor(0.0), torch.tensor(-0.0), torch.tensor(float("nan"))), times=9))
+def asks_for_the_sign_of_a_zero():
+    return lambda x: (x * 2, math.copysign(1.0, x.item()), math.isnan(x.item()))
+
+
+@scenario(calls(given(lambda n: torch.tensor([2**53 + 1 + n, 5])), times=8), eagerly=True)
+def keeps_ints_that_no_float_can_hold():
+    return lambda x: (int(x[0]), x[0].item() + 1, x * 2)
+
+
+@scenario(calls(given(lambda n: torch.tensor(n % 3)), times=9), at_most=3)
+def looks_an_item_up_in_a_dict():
+    return lambda x: x * {0: 2.0, 1: 3.0, 2: 4.0}[int(x)] + 1
+
+
+@scenario(
+    calls(given(lambda _: torch.tensor([3, 1, 2])[torch.randperm(3)]), times=12),
+    at_most=6,
+    eagerly=True,
+)
+def sorts_what_it_reads_from_a_tensor():
+    return lambda x: (sorted(x.tolist()), x.tolist().index(3), max(x.tolist()), x * 2)
+
+
+@scenario(calls(given(lambda _: torch.randn(3) > 0), times=8), eagerly=True)
+def reads_booleans_as_booleans():
+    return lambda x: (x.tolist(), x[0].item() is True, x.sum().item())
+
+
+@scenario(calls(given(lambda _: torch.rand(()) * 3), times=9), at_most=4)
+def rounds_an_item_to_a_size():
+    return lambda x: torch.ones(6)[: round(x.item())] * 2
+
+
+@scenario(calls(given(lambda n: torch.tensor([1.0, 0.0, 1.0, 1.0, 0.0, 0.0][n % 6])), times=12))
+def makes_a_tensor_of_an_item():
+    return lambda x: torch.full((2,), x.item()) + torch.tensor([x.item(), 1.0])
+
+
+@scenario(calls(normal(4), times=10), at_most=3)
+def reads_an_item_before_and_after_a_write():
+    def program(x):
+        before = x[0].item()
+        x.add_(1)
+        return x * before + x[0].item()
+
+    return program
+
+
+@scenario(calls(normal(4), times=10), at_most=3)
+def reads_an_item_of_what_it_drew():
+    return lambda x: x * torch.rand(()).item()
+
+
+@scenario(calls(normal(4, dtype=torch.half), times=8), at_most=2)
+def computes_with_an_item_of_half_precision():
+    return lambda x: x * x.max().item() + x.float() * x.min().item()

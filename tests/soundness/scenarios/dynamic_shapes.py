@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import nn
 from torch.nn import functional
@@ -233,3 +235,141 @@ def takes_one_graph_for_a_size_marked_dynamic():
 @scenario(calls(_marked(lambda x: _mark_static(x) if x.shape[0] == 3 else None), times=TIMES))
 def is_right_on_a_tensor_marked_static():
     return _mlp()
+
+
+# A size, or a number, that has become symbolic is still a Python number
+
+
+@scenario(calls(GROWING, times=TIMES), eagerly=True)
+def writes_a_size_into_a_string():
+    return lambda x: (x * 2, f"{x.shape[0]} rows", str(x.shape), repr(x.size(0)))
+
+
+@scenario(calls(GROWING, times=TIMES), eagerly=True)
+def looks_a_size_up_in_a_dict():
+    names = {2: "two", 4: "four", 7: "seven"}
+    return lambda x: (x * 2, names.get(x.shape[0], "other"), x.shape[0] in names)
+
+
+@scenario(calls(GROWING, times=TIMES), at_most=2)
+def tells_the_type_of_a_size():
+    def program(x):
+        rows = x.shape[0]
+        return x * 2 if isinstance(rows, int) and type(rows).__name__ != "bool" else x * 3
+
+    return program
+
+
+@scenario(calls(GROWING, times=TIMES), at_most=3)
+def divides_sizes_as_python_does():
+    def program(x):
+        rows, columns = x.shape
+        return x * 2, rows / columns, rows // columns, rows % columns, -rows // 2, rows**2
+
+    return program
+
+
+@scenario(calls(growing(2, 4, by=(1, 0)), times=TIMES), at_most=3)
+def takes_the_root_of_a_size():
+    return lambda x: x * x.shape[0] ** -0.5 + math.sqrt(x.shape[0]) + math.log(len(x))
+
+
+@scenario(calls(GROWING, times=12), at_most=4)
+def takes_the_smaller_of_a_size_and_a_number():
+    return lambda x: x[: min(x.shape[0], 5)] * max(x.shape[0], 7)
+
+
+@scenario(calls(GROWING, times=12), at_most=4)
+def rounds_a_part_of_a_size():
+    return lambda x: x[: int(x.shape[0] * 0.5)] + round(x.shape[0] / 3)
+
+
+@scenario(calls(each(*(torch.ones(n, 3) for n in (0, 1, 2, 3, 4))), times=15), at_most=5)
+def branches_on_whether_there_are_any_rows():
+    return lambda x: x.sum(0) if x.shape[0] else torch.zeros(3)
+
+
+@scenario(calls(GROWING, times=TIMES), at_most=2)
+def uses_the_strides_of_a_growing_tensor():
+    return lambda x: x.t().contiguous() * x.t().contiguous().stride(0)
+
+
+@scenario(calls(each(*(torch.randn(n, n) for n in (2, 3, 4, 5))), times=12), at_most=2)
+def serves_squares_that_grow():
+    return lambda x: x @ x + torch.eye(x.shape[0])
+
+
+@scenario(
+    calls(each(*(torch.randn(n, n) for n in (2, 3, 4))), times=9),
+    calls(each(*(torch.randn(n, 3) for n in (2, 5, 4))), times=9),
+    at_most=5,
+)
+def tells_a_square_from_what_only_looks_like_one():
+    return lambda x: x + x.t() if x.shape[0] == x.shape[1] else x * 3
+
+
+@scenario(
+    calls(given(lambda n: torch.randn(n + 2, 4)), given(lambda n: torch.randn(4, n + 2)), times=8),
+    calls(normal(3, 4), normal(5, 2), times=2),
+    calls(given(lambda n: torch.randn(n + 2, 4)), given(lambda n: torch.randn(4, n + 2)), times=8),
+)
+def raises_what_eager_raises_for_sizes_that_do_not_fit():
+    return lambda x, y: x @ y
+
+
+@scenario(calls(normal(3), each(0, 1, -1, 2, 7, 2**40), times=12), at_most=4)
+def serves_ints_of_every_kind():
+    return lambda x, n: (x * n, n + 1, -n)
+
+
+@scenario(calls(normal(3), each(3, 4, 5, 6), times=12), eagerly=True)
+def writes_an_int_that_changes_into_a_string():
+    return lambda x, n: (x * n, f"{n:03d}", str(n), [10, 20, 30, 40, 50, 60, 70][n])
+
+
+@scenario(calls(normal(3), each(3, 4, 5, 6), times=12), at_most=4)
+def branches_on_an_int_that_changes():
+    return lambda x, n: x * 2 if n == 4 else x * n
+
+
+@scenario(calls(normal(3), each(2, 3, 4, 5), times=16), at_most=4)
+def repeats_as_often_as_an_int_says():
+    def program(x, n):
+        for step in range(n):
+            x = x * 2 + step
+        return x
+
+    return program
+
+
+@scenario(calls(normal(3), 3), calls(normal(3), 4), calls(normal(3), True), calls(normal(3), 3.0))
+def tells_kinds_of_numbers_apart_once_one_has_changed():
+    return lambda x, n: (x * n, type(n).__name__, n)
+
+
+@scenario(
+    calls(normal(3), each(0.5, 1.5, float("inf"), -0.0, float("nan"), 2.5), times=12),
+    at_most=6,
+)
+def serves_floats_of_every_kind():
+    return lambda x, scale: (x * scale, scale, math.copysign(1.0, scale))
+
+
+@scenario(calls(normal(3), each(0.25, 0.5, 0.75, 1.25), times=12), at_most=4)
+def branches_on_a_float_that_changes():
+    return lambda x, scale: x * 2 if scale > 0.6 else x * scale
+
+
+@scenario(calls(normal(8), each(0.25, 0.5, 0.75), times=9), at_most=3)
+def slices_by_a_part_that_changes():
+    return lambda x, part: x[: int(part * x.shape[0])] * 2
+
+
+@scenario(calls(normal(3), each(0.1, 0.2, 0.3), times=9), at_most=3)
+def keeps_every_digit_of_a_float():
+    return lambda x, scale: (x.double() * scale, torch.tensor(scale, dtype=torch.double), scale)
+
+
+@scenario(calls(normal(3), each(0.1, 0.5, 0.9), times=9), at_most=3)
+def drops_at_a_rate_that_changes():
+    return lambda x, rate: functional.dropout(x, rate)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import collections
+import functools
 import types
 
 import torch
 
-from scenarios._scenario import calls, each, normal, scenario
+from scenarios._scenario import calls, change, each, given, normal, scenario
 
 X = normal(3)
 
@@ -104,3 +105,66 @@ def names_the_path_of_what_differs():
 def compiles_once_for_identical_calls():
     config = types.SimpleNamespace(name="a", sizes=[1, 2, 3], scale=2.0)
     return lambda x: x * config.scale + len(config.name) + sum(config.sizes)
+
+
+@scenario(
+    calls(X, Thing), change(lambda _: setattr(Thing, "kind", 3.0)), calls(X, Thing), at_most=2
+)
+def follows_an_attribute_of_a_class_it_is_given():
+    Thing.kind = 2.0
+    return lambda x, kind: x * kind.kind
+
+
+def _two_lists():
+    return torch.randn(3), [1.0], [1.0]
+
+
+def _one_list_twice():
+    items = [1.0]
+    return torch.randn(3), items, items
+
+
+@scenario(calls(together=lambda _: _two_lists()), calls(together=lambda _: _one_list_twice()))
+def tells_one_list_passed_twice_from_two():
+    return lambda x, one, two: x * 2 if one is two else x * 3
+
+
+@scenario(calls(together=lambda _: _two_lists()), calls(together=lambda _: _one_list_twice()))
+def writes_to_one_list_passed_twice():
+    def program(x, one, two):
+        one.append(2.0)
+        return x * sum(two)
+
+    return program
+
+
+@scenario(
+    calls(X, given(lambda _: collections.defaultdict(lambda: 2.0))),
+    calls(X, given(lambda _: collections.defaultdict(lambda: 3.0))),
+    eagerly=True,
+)
+def tells_the_defaults_of_dicts_apart():
+    return lambda x, options: x * options["missing"]
+
+
+@scenario(
+    calls(X, given(lambda _: functools.partial(torch.add, alpha=2))),
+    calls(X, given(lambda _: functools.partial(torch.add, alpha=3))),
+    eagerly=True,
+)
+def tells_partial_functions_apart():
+    return lambda x, combine: combine(x, x)
+
+
+def _tagged(scale):
+    def make(_):
+        x = torch.randn(3)
+        x.scale = scale
+        return x
+
+    return given(make)
+
+
+@scenario(calls(_tagged(2.0)), calls(_tagged(3.0)), eagerly=True)
+def follows_an_attribute_of_a_tensor_it_is_given():
+    return lambda x: x * x.scale

@@ -89,3 +89,18 @@ def draws_from_a_generator_of_its_own():
 @scenario(calls(X), eagerly=True)
 def branches_on_a_random_number():
     return lambda x: x * 2 if torch.rand(()) > 0.5 else x * 3
+
+
+@scenario(calls(X), change(lambda _: torch.manual_seed(12)), calls(X), eagerly=True)
+def follows_a_seed_that_it_reads():
+    return lambda x: x * (torch.initial_seed() % 7)
+
+
+@scenario(calls(X), eagerly=True)
+def leaves_the_generator_as_it_was_around_a_fork():
+    def program(x):
+        with torch.random.fork_rng(devices=[]):
+            inner = torch.rand(8)
+        return x + inner, torch.rand(8)
+
+    return program

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import collections
 import contextvars
+import copy
 import dataclasses
 import enum
 import functools
+import importlib
+import operator
 import os
 import random
+import threading
 import time
 import types
+import weakref
 
 import numpy as np
 import torch
@@ -444,6 +450,211 @@ def compiles_nothing_anew_for_a_counter_that_nobody_reads():
             self.steps += 1
 
     return Counted()
+
+
+# Ways of reading that name nothing in the program's own code
+
+GET_SCALE = operator.attrgetter("scale")
+
+
+def _rescale(world):
+    world.scale = 3.0
+
+
+@dataclasses.dataclass
+class Knobs:
+    scale: float = 2.0
+
+
+@scenario(calls(X), change(_rescale), calls(X), eagerly=True)
+def follows_an_attribute_that_only_an_attrgetter_names():
+    knobs = Knobs()
+    return Program(lambda x: x * GET_SCALE(knobs), knobs)
+
+
+class Point:
+    """Matched by position."""
+
+    __match_args__ = ("scale",)
+
+    def __init__(self):
+        self.scale = 2.0
+
+
+@scenario(calls(X), change(_rescale), calls(X), eagerly=True)
+def follows_an_attribute_that_a_pattern_takes_by_position():
+    point = Point()
+
+    def program(x):
+        match point:
+            case Point(value):
+                return x * value
+
+    return Program(program, point)
+
+
+@scenario(calls(X), change(_rescale), calls(X), eagerly=True)
+def follows_a_dataclass_that_is_turned_into_a_tuple():
+    knobs = Knobs()
+    return Program(lambda x: x * dataclasses.astuple(knobs)[0], knobs)
+
+
+@scenario(calls(X), change(_rescale), calls(X), eagerly=True)
+def follows_a_dataclass_that_is_turned_into_a_dict():
+    knobs = Knobs()
+    return Program(lambda x: x * sum(dataclasses.asdict(knobs).values()), knobs)
+
+
+@scenario(calls(X), change(_rescale), calls(X), eagerly=True)
+def follows_a_dataclass_that_is_compared():
+    knobs, usual = Knobs(), Knobs()
+    return Program(lambda x: x * 2 if knobs == usual else x * 3, knobs)
+
+
+@scenario(calls(X), change(_rescale), calls(X), eagerly=True)
+def follows_an_attribute_that_a_format_names():
+    knobs = Knobs()
+    return Program(lambda x: x * float(f"{knobs.scale}"), knobs)
+
+
+@scenario(calls(X), change(_rescale), calls(X), eagerly=True)
+def follows_an_attribute_of_a_copy():
+    knobs = Knobs()
+    return Program(lambda x: x * copy.deepcopy(knobs).scale, knobs)
+
+
+@scenario(calls(X), change(_rescale), calls(X), eagerly=True)
+def follows_an_object_behind_a_weak_reference():
+    knobs = Knobs()
+    reference = weakref.ref(knobs)
+    return Program(lambda x: x * reference().scale, knobs)
+
+
+@scenario(calls(X), change(lambda inner: inner.update(scale=3.0)), calls(X), eagerly=True)
+def follows_a_dict_behind_a_chain_of_dicts():
+    inner = {"scale": 2.0}
+    chain = collections.ChainMap({}, inner)
+    return Program(lambda x: x * chain["scale"], inner)
+
+
+@scenario(calls(X), change(lambda inner: inner.update(scale=3.0)), calls(X), eagerly=True)
+def follows_a_dict_behind_a_view_of_it():
+    inner = {"scale": 2.0}
+    view = types.MappingProxyType(inner)
+    return Program(lambda x: x * view["scale"], inner)
+
+
+@scenario(calls(X), change(lambda items: items.append(1)), calls(X), eagerly=True)
+def follows_what_the_length_of_an_object_reads():
+    class Bag:
+        def __init__(self):
+            self.items = []
+
+        def __len__(self):
+            return len(self.items)
+
+    bag = Bag()
+    return Program(lambda x: x * 2 if bag else x * 3, bag.items)
+
+
+class Lookup:
+    """Keeps its attributes in a dict; others raise KeyError."""
+
+    def __init__(self):
+        self.values = {"scale": 2.0}
+
+    def __getattr__(self, name):
+        return self.__dict__["values"][name]
+
+
+@scenario(calls(X), change(lambda values: values.update(scale=3.0)), calls(X), eagerly=True)
+def follows_attributes_that_an_object_looks_up_itself():
+    lookup = Lookup()
+    return Program(lambda x: x * lookup.scale, lookup.values)
+
+
+@scenario(calls(X), change(lambda net: setattr(net.linear.weight, "scale", 3.0)), calls(X))
+def follows_an_attribute_of_a_parameter():
+    class Scaling(Net):
+        def forward(self, x):
+            return self.linear(x) * self.linear.weight.scale
+
+    net = Scaling()
+    net.linear.weight.scale = 2.0
+    return net
+
+
+@scenario(calls(X), change(lambda program: setattr(program, "scale", 3.0)), calls(X), at_most=2)
+def follows_an_attribute_of_a_function():
+    def program(x):
+        return x * program.scale
+
+    program.scale = 2.0
+    return program
+
+
+@scenario(calls(X), change(_rescale), calls(X), eagerly=True)
+def follows_what_a_cached_function_returns():
+    knobs = Knobs()
+
+    @functools.lru_cache
+    def settings():
+        return knobs
+
+    return Program(lambda x: x * settings().scale, knobs)
+
+
+def _put_scale(value):
+    importlib.import_module("scenarios._imported").SCALE = value
+
+
+@scenario(calls(X), change(lambda _: _put_scale(3.0)), calls(X), at_most=2)
+def follows_a_module_that_is_imported_inside():
+    _put_scale(2.0)
+
+    def program(x):
+        from scenarios import _imported
+
+        return x * _imported.SCALE
+
+    return Program(program, None)
+
+
+@scenario(calls(X), change(lambda _: _put_scale(3.0)), calls(X), at_most=2)
+def follows_a_name_that_is_imported_inside():
+    _put_scale(2.0)
+
+    def program(x):
+        from scenarios._imported import SCALE
+
+        return x * SCALE
+
+    return Program(program, None)
+
+
+@scenario(calls(X), change(lambda _: rebind(HIDDEN=3.0)), calls(X), eagerly=True)
+def follows_a_global_that_is_looked_up_by_name():
+    rebind(HIDDEN=2.0)
+    return lambda x: x * globals()["HIDDEN"]
+
+
+@scenario(calls(X), change(_rescale), calls(X), eagerly=True)
+def follows_a_value_of_the_thread():
+    local = threading.local()
+    local.scale = 2.0
+    return Program(lambda x: x * local.scale, local)
+
+
+@scenario(
+    calls(X),
+    change(lambda lock: lock.acquire()),
+    calls(X),
+    change(lambda lock: lock.release()),
+    eagerly=True,
+)
+def follows_whether_a_lock_is_taken():
+    lock = threading.Lock()
+    return Program(lambda x: x * 2 if lock.locked() else x * 3, lock)
 
 
 # Parameters and buffers

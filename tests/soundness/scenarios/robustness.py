@@ -107,6 +107,33 @@ def takes_a_lock():
     return Program(program, None)
 
 
+def _in_thread_named(name):
+    def through(program):
+        def call(x):
+            results = []
+            worker = threading.Thread(target=lambda: results.append(_without_gradients(program, x)))
+            worker.name = name
+            worker.start()
+            worker.join(_PATIENCE)
+            return results[0]
+
+        return call
+
+    return through
+
+
+def _without_gradients(program, x):
+    with torch.no_grad():
+        return program(x)
+
+
+@scenario(
+    calls(X, through=_in_thread_named("a")), calls(X, through=_in_thread_named("b")), eagerly=True
+)
+def follows_the_name_of_the_thread():
+    return lambda x: x * 2 if threading.current_thread().name == "a" else x * 3
+
+
 # Exceptions
 
 

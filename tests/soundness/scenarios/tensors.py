@@ -322,6 +322,131 @@ def recompiles_for_a_conjugate_view():
     return lambda x: (x * 2, x.is_conj())
 
 
+# What a program may ask about a tensor
+
+
+def _from(start):
+    return given(lambda _: torch.randn(8)[start : start + 4])
+
+
+@scenario(calls(_from(0)), calls(_from(2)), eagerly=True)
+def follows_where_in_its_memory_a_tensor_starts():
+    return lambda x: x * (2 + x.storage_offset())
+
+
+@scenario(calls(X), calls(_from(0)), eagerly=True)
+def follows_whether_a_tensor_is_a_view():
+    return lambda x: x * 2 if x._base is None else x * 3
+
+
+@scenario(calls(X), calls(given(lambda _: torch.randn(4).add_(1))), eagerly=True)
+def follows_how_often_a_tensor_was_written():
+    return lambda x: x * (2 + x._version)
+
+
+def _with_gradient(_):
+    x = torch.randn(4, requires_grad=True)
+    x.grad = torch.ones(4)
+    return x
+
+
+@scenario(
+    calls(normal(4, requires_grad=True)), calls(given(_with_gradient)), at_most=2, eagerly=True
+)
+def follows_whether_a_tensor_has_a_gradient():
+    return lambda x: x.detach() * (2 if x.grad is None else 3)
+
+
+@scenario(
+    calls(normal(4, requires_grad=True), under=torch.enable_grad),
+    calls(given(lambda _: torch.randn(4, requires_grad=True) * 2), under=torch.enable_grad),
+    eagerly=True,
+)
+def follows_whether_a_tensor_is_a_leaf():
+    return lambda x: x.detach() * (2 if x.is_leaf else 3)
+
+
+@scenario(calls(normal(4, requires_grad=True), under=torch.enable_grad), eagerly=True)
+def returns_the_data_of_an_input_that_needs_a_gradient():
+    return lambda x: (x.detach() * 2, x.data, x.detach())
+
+
+@scenario(calls(_from(2)), eagerly=True)
+def reads_memory_around_a_view():
+    return lambda x: x.as_strided((6,), (1,), 0) * 2
+
+
+@scenario(calls(_from(2)), eagerly=True)
+def writes_what_an_input_is_a_view_of():
+    def program(x):
+        x._base.add_(1)
+        return x * 2
+
+    return program
+
+
+@scenario(calls(X), eagerly=True)
+def writes_the_memory_of_an_input_past_its_operators():
+    def program(x):
+        x.untyped_storage().fill_(0)
+        return x + 1
+
+    return program
+
+
+@scenario(calls(X, X), eagerly=True)
+def swaps_two_tensors_themselves():
+    def program(x, y):
+        torch.utils.swap_tensors(x, y)
+        return x * 2
+
+    return program
+
+
+@scenario(calls(SQUARE), eagerly=True)
+def changes_the_form_of_an_input():
+    def program(x):
+        x.t_()
+        return x * 2
+
+    return program
+
+
+@scenario(calls(normal(4, dtype=torch.cfloat)), at_most=1)
+def writes_the_parts_of_complex_numbers():
+    def program(x):
+        x.real.add_(1)
+        torch.view_as_real(x)[..., 1].mul_(3)
+        return x * 2
+
+    return program
+
+
+@scenario(calls(given(lambda _: torch.randn(4, dtype=torch.cfloat).conj())))
+def changes_a_conjugate_view_in_place():
+    return lambda x: x.add_(1j)
+
+
+@scenario(calls(X), at_most=1)
+def returns_a_view_taken_before_a_write():
+    def program(x):
+        tail = x[1:]
+        x.add_(1)
+        return tail, x
+
+    return program
+
+
+@scenario(calls(X, given(lambda _: torch.empty(0))), eagerly=True)
+def resizes_an_empty_tensor_that_it_writes_out_into():
+    return lambda x, out: torch.add(x, 1, out=out)
+
+
+@scenario(calls(given(lambda _: torch.randint(0, 4, (3,)))))
+def renormalizes_the_rows_of_an_embedding():
+    return nn.Embedding(4, 3, max_norm=0.5)
+
+
 # Kinds
 
 
