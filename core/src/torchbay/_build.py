@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import attrs
@@ -10,6 +10,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from torchbay._claims import complaint
+from torchbay._control_flow import is_control_flow, node_line, operators_in, with_subgraphs
 from torchbay._lower import Lowered, Region, cut, lower_region
 from torchbay._observe import unmoved_generators
 from torchbay._options import read as read_options
@@ -68,6 +69,7 @@ def build(lowered: Lowered, trace: Trace, backend: Backend, options: Any, name: 
 def _compiled(backend: Backend, request: CompileRequest) -> Executable:
     if (problem := complaint(backend.capabilities, _tensors(request.graph))) is not None:
         raise UnsupportedGraph(problem, account=account(backend))
+    _refuse_unclaimed(backend, request.graph)
     try:
         # Compilers set the flag too. Under ours, none of them finds it raised by another thread's
         # call and raises it again when that call is long over.
@@ -91,8 +93,19 @@ def _compiled(backend: Backend, request: CompileRequest) -> Executable:
     return executable
 
 
-def _tensors(graph: GraphModule) -> Iterator[torch.Tensor]:
-    for node in graph.graph.nodes:
+def _refuse_unclaimed(backend: Backend, graph: GraphModule) -> None:
+    """Raise UnsupportedGraph for operators that take functions, if the backend claims none."""
+    if not backend.capabilities.control_flow:
+        for node in operators_in(graph):
+            where = node_line(node)
+            raise UnsupportedGraph(
+                f"{node.target}{where and ' at '}{where} is control flow, which it does not claim",
+                account=account(backend),
+            )
+
+
+def _tensors(module: GraphModule) -> Iterator[torch.Tensor]:
+    for node in (node for graph in with_subgraphs(module) for node in graph.graph.nodes):
         value = node.meta.get("val")
         for part in value if isinstance(value, (tuple, list)) else (value,):
             if isinstance(part, torch.Tensor):
@@ -151,7 +164,7 @@ def build_in_regions(
     """
     assert lowered.graph is not None
     state = _state_nodes(lowered, trace)
-    regions = cut(lowered.graph, backend.supports, state)
+    regions = cut(lowered.graph, _supports(backend), state)
     left = [region for region in regions if not region.is_supported]
     if not left:
         executable = build(lowered, trace, backend, options, name)
@@ -170,6 +183,13 @@ def build_in_regions(
     chain = _chain(lowered.graph, regions, executables)
     pairs = zip(makers, regions, strict=True)
     return chain, tuple((maker.name, region.operators) for maker, region in pairs)
+
+
+def _supports(backend: PartialBackend) -> Callable[[Node], bool]:
+    """Return what a backend takes: control flow only if it claims that."""
+    if backend.capabilities.control_flow:
+        return backend.supports
+    return lambda node: not is_control_flow(node.target) and backend.supports(node)
 
 
 def _state_nodes(lowered: Lowered, trace: Trace) -> frozenset[Node]:

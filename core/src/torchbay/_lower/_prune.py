@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch.fx import Graph, GraphModule, Node
 
+from torchbay._control_flow import is_kept, subgraphs
 from torchbay._torch_compat import OpOverload, argument_of, writes_of
 
 __all__ = ["has_compute", "is_random", "is_write", "prune", "with_outputs"]
@@ -15,6 +16,8 @@ __all__ = ["has_compute", "is_random", "is_write", "prune", "with_outputs"]
 def is_random(node: Node) -> bool:
     """Whether a node draws from a random generator."""
     target = node.target
+    if any(is_random(inner) for graph in subgraphs(node) for inner in graph.graph.nodes):
+        return True
     if not isinstance(target, OpOverload):
         return False
     is_tagged = torch.Tag.nondeterministic_seeded in target.tags
@@ -23,8 +26,9 @@ def is_random(node: Node) -> bool:
 
 
 def is_write(node: Node) -> bool:
-    """Whether a node changes one of its arguments."""
-    return bool(writes_of(node.target))
+    """Whether a node changes one of its arguments, or calls anything that does."""
+    inner = (is_write(each) for graph in subgraphs(node) for each in graph.graph.nodes)
+    return bool(writes_of(node.target)) or any(inner)
 
 
 def prune(graph: Graph) -> None:
@@ -37,7 +41,7 @@ def prune(graph: Graph) -> None:
 def _has_effect(node: Node) -> bool:
     if node.op == "get_attr":
         return False
-    is_operator = isinstance(node.target, OpOverload)
+    is_operator = isinstance(node.target, OpOverload) or is_kept(node.target)
     is_python = getattr(node.target, "__module__", "") == "_operator"
     return (
         is_random(node)

@@ -6,7 +6,6 @@ import dis
 import random
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from types import CodeType
 from typing import Any
 
@@ -15,25 +14,34 @@ import torch
 from torch.nn.parameter import is_lazy
 
 from torchbay._call import Call, Place
+from torchbay._observe._branches import BranchWatch
+from torchbay._observe._direct import DirectCalls
 from torchbay._observe._effects import EffectHistory
+from torchbay._observe._inside import Inside
 from torchbay._observe._ops import BATCH_NORMS, GATES, LIFTS, Gate, OpRecord, is_compared, record_of
 from torchbay._observe._profile import ProfileRecorder, profiled
 from torchbay._observe._reach import Holder, Reach, Reading
 from torchbay._observe._recorder import OpRecorder
-from torchbay._observe._rehearsal import WriteUndo, unmoved_generators
+from torchbay._observe._rehearsal import (
+    WriteUndo,
+    python_randomness_kept,
+    unmoved_generators,
+)
 from torchbay._observe._snapshot import Change, Snapshot, is_same
 from torchbay._observe._state import is_unwatchable
 from torchbay._reason import CannotServe, Reason
-from torchbay._torch_compat import compiler_flag
+from torchbay._torch_compat import compiler_flag, operators_called_directly
 
 __all__ = [
     "BATCH_NORMS",
     "GATES",
     "LIFTS",
+    "BranchWatch",
     "Change",
     "EffectHistory",
     "Gate",
     "Holder",
+    "Inside",
     "Observation",
     "OpRecord",
     "Reach",
@@ -85,7 +93,8 @@ def observe(call: Call, reach: Reach) -> Observation:
     snapshot, tensors, randomness = Snapshot(reach), _Tensors(call, reach), _python_randomness()
     recorder = OpRecorder()
     profile = ProfileRecorder(recorder)
-    with compiler_flag(), recorder, profiled(profile):
+    direct = DirectCalls(recorder, profile, reach)
+    with compiler_flag(), operators_called_directly(direct), recorder, profiled(profile):
         result = call.function(*call.args, **call.kwargs)
     changes = [*snapshot.changes(), *_argument_changes(call), *profile.effects]
     changes += [Change(late.path, None, None) for late in _late(reach, profile.user_codes)]
@@ -150,19 +159,6 @@ def _unwatched(places: Iterable[Place]) -> list[Reason]:
 def _python_randomness() -> tuple[Any, ...]:
     numpy = sys.modules.get("numpy.random")
     return random.getstate(), repr(numpy.get_state()) if numpy is not None else None
-
-
-@contextmanager
-def python_randomness_kept() -> Iterator[None]:
-    """Leave the generators of Python and NumPy where they were."""
-    numpy = sys.modules.get("numpy.random")
-    before, numpy_before = random.getstate(), numpy.get_state() if numpy is not None else None
-    try:
-        yield
-    finally:
-        random.setstate(before)
-        if numpy is not None:
-            numpy.set_state(numpy_before)
 
 
 class _Tensors:

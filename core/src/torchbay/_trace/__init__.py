@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import attrs
@@ -25,11 +25,13 @@ from torchbay._torch_compat import (
     compiler_flag,
     fake_tensor_mode,
     fake_tolist,
+    operators_called_directly,
     storage_id,
     to_fake,
     trace_to_graph,
 )
 from torchbay._trace._agreement import check_agreement
+from torchbay._trace._branches import refuse_captured
 from torchbay._trace._hidden_writes import reveal_hidden_writes
 from torchbay._trace._modes import GateAnswers, OpTracer, Substitution
 from torchbay._trace._result import ResultReader
@@ -116,12 +118,14 @@ def trace(call: Call, observation: Observation) -> Trace:
     def flat(*_: torch.Tensor) -> list[torch.Tensor]:
         nonlocal source
         args, kwargs = call.around(_distinct(call, by_tensor))
-        with tracer, Substitution(by_tensor, answers), fake_tolist(answers.tolist):
+        substitution, direct = Substitution(by_tensor, answers), operators_called_directly(_call)
+        with direct, tracer, substitution, fake_tolist(answers.tolist):
             value = call.function(*args, **kwargs)
         source = result.expression(observation.result, value)
         return [*result.tensors, *(tensor for read in answers.tensors for tensor in read)]
 
     graph = _traced(flat, fakes, mode, Snapshot(observation.reach))
+    refuse_captured(graph)
     reveal_hidden_writes(graph)
     answers.check_used_up()
     check_agreement(observation.ops, tracer.ops)
@@ -137,6 +141,10 @@ def trace(call: Call, observation: Observation) -> Trace:
         mode,
         names,
     )
+
+
+def _call(function: Callable[..., Any], args: tuple[Any, ...], _original: Any) -> Any:
+    return function(*args)
 
 
 def _traced(

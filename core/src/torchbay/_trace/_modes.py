@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 
+from torchbay._control_flow import is_control_flow, is_kept
 from torchbay._observe import GATES, LIFTS, Gate, OpRecord, is_compared, record_of
 from torchbay._reason import CannotServe
 from torchbay._source import user_line, user_stack_entry
@@ -17,6 +20,7 @@ from torchbay._torch_compat import (
     is_transformed,
     set_node_stack,
 )
+from torchbay._trace._branches import free_tensors, lifted
 
 __all__ = ["GateAnswers", "OpTracer", "Substitution"]
 
@@ -101,10 +105,11 @@ class GateAnswers:
 class OpTracer(ObservingDispatchMode):
     """Logs operators as `OpRecorder` does, answers gates, and refuses tensors of unknown origin."""
 
-    def __init__(self, inputs: Mapping[int, torch.Tensor], answers: GateAnswers) -> None:
+    def __init__(self, inputs: dict[int, torch.Tensor], answers: GateAnswers) -> None:
         super().__init__()
         self._inputs = inputs
         self._answers = answers
+        self._depth = 0
         self.ops: list[OpRecord] = []
 
     def __torch_dispatch__(
@@ -121,10 +126,37 @@ class OpTracer(ObservingDispatchMode):
             refuse_strangers((args, kwargs))
         if func in GATES:
             return self._answers.next(func, args)
-        result = func(*args, **(kwargs or {}))
-        if is_compared(func) and not self._answers.is_copying:
+        if is_control_flow(func):
+            result = self._with_functions(func, args, kwargs or {})
+        else:
+            result = func(*args, **(kwargs or {}))
+        if is_compared(func) and not self._answers.is_copying and not self._depth:
             self.ops.append(record_of(func, args, kwargs or {}, result, user_line()))
         return result
+
+    def _with_functions(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call an operator that takes functions; what they do is not compared with the first run.
+
+        Raises:
+            CannotServe: No graph may hold the operator, or what its functions do.
+        """
+        if not is_kept(func):
+            raise CannotServe(f"{func} is a higher-order operator", where=user_line())
+        inside = functools.partial(self._inside, user_stack_entry())
+        free = free_tensors(func, args, kwargs, self._inputs)
+        operands = lifted(func, args, kwargs, free, self._inputs, inside)
+        self._depth += 1
+        try:
+            return func(*operands)
+        finally:
+            self._depth -= 1
+
+    @contextmanager
+    def _inside(self, where: str) -> Iterator[None]:
+        """Stay active in a function that an operator runs, and give the operator its line back."""
+        with self:
+            yield
+        set_node_stack(where)
 
 
 def refuse_strangers(value: Any) -> None:
