@@ -119,7 +119,7 @@ def operators_called_directly(call: DirectCall) -> Iterator[None]:
     with _direct_lock:
         if _direct_users == 0:
             _compile_and_call = utils._hop_compile_and_call
-            utils._hop_compile_and_call = _called_directly  # type: ignore[assignment]
+            utils._hop_compile_and_call = _called_directly
             _switch_flex_attention(is_direct=True)
         _direct_users += 1
     before = getattr(_direct, "call", None)
@@ -236,15 +236,20 @@ _OPERANDS = {
 }
 """Where a kept operator takes what it passes on to its functions, last of all."""
 
+_NAMES_OF_OPERANDS = ("additional_inputs", "score_mod_other_buffers", "mask_mod_other_buffers")
+
 
 def with_operands(
     operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any], more: Sequence[Any]
 ) -> tuple[Any, ...]:
-    """Return a kept operator's arguments, all by position, with further operands."""
-    given = [*args]
-    for name in ("additional_inputs", "score_mod_other_buffers", "mask_mod_other_buffers"):
-        if name in kwargs:
-            given.append(kwargs[name])
+    """Return a kept operator's arguments, all by position, with further operands.
+
+    Raises:
+        ValueError: It is given something by name that is no operands.
+    """
+    if unknown := kwargs.keys() - set(_NAMES_OF_OPERANDS):
+        raise ValueError(f"{operator} is given {', '.join(sorted(unknown))}")
+    given = [*args, *(kwargs[name] for name in _NAMES_OF_OPERANDS if name in kwargs)]
     for place in _OPERANDS[operator.name()]:
         given += [()] * (place + 1 - len(given))
         given[place] = (*given[place], *more)
@@ -266,7 +271,7 @@ def without_recording(values: Any) -> Iterator[None]:
     from torch._guards import detect_fake_mode
     from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
 
-    mode = detect_fake_mode(tensors_among(values))
+    mode: Any = detect_fake_mode(tensors_among(values))
     fresh = mode.shape_env.ignore_fresh_unbacked_symbols() if mode else contextlib.nullcontext()
     with disable_proxy_modes_tracing(), fresh:
         yield

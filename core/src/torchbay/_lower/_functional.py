@@ -11,6 +11,7 @@ from torchbay._control_flow import with_subgraphs
 from torchbay._lower._prune import is_random, is_write
 from torchbay._reason import CannotServe
 from torchbay._torch_compat import functionalized, plain_execution, trace_to_graph, writes_of
+from torchbay._trace import refuse_captured
 
 __all__ = ["functional", "writes"]
 
@@ -32,10 +33,12 @@ def functional(
     _draw_in_memory_order(graph)
     try:
         with plain_execution(), mode, mode.shape_env.ignore_fresh_unbacked_symbols():
-            return trace_to_graph(functionalized(graph), fakes, decompositions)
+            traced = trace_to_graph(functionalized(graph), fakes, decompositions)
     except Exception as error:
         line = str(error).strip().partition("\n")[0]
         raise CannotServe(f"functionalization raised {type(error).__name__}: {line}") from error
+    refuse_captured(traced)
+    return traced
 
 
 def _draw_in_memory_order(module: GraphModule) -> None:

@@ -6,7 +6,7 @@ before the real call: whatever their code reads is noted, and what a graph canno
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -117,7 +117,7 @@ class BranchWatch(ObservingDispatchMode):
         self._outside.add(storage_id(tensor))
         self._made.discard(storage_id(tensor))
 
-    def _check(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    def _check(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if func in GATES:
             self._note("a function given to it branches on data, or reads a number of a tensor")
         elif has_effect_token(func):
@@ -136,9 +136,7 @@ class BranchWatch(ObservingDispatchMode):
         self.problem = self.problem or problem
 
 
-def rehearse_branches(
-    function: Callable[..., Any], args: tuple[Any, ...], inside: Inside
-) -> str:
+def rehearse_branches(function: Callable[..., Any], args: tuple[Any, ...], inside: Inside) -> str:
     """Run what calls an operator on fakes; return why a graph cannot hold it, or nothing.
 
     Must be called under the profile of the observed call.

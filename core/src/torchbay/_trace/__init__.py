@@ -36,7 +36,7 @@ from torchbay._trace._hidden_writes import reveal_hidden_writes
 from torchbay._trace._modes import GateAnswers, OpTracer, Substitution
 from torchbay._trace._result import ResultReader
 
-__all__ = ["Input", "Trace", "subclass_among", "trace"]
+__all__ = ["Input", "Trace", "refuse_captured", "subclass_among", "trace"]
 
 _RESERVED = (
     "inputs",

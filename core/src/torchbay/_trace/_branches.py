@@ -46,7 +46,7 @@ def free_tensors(
     return list({id(tensor): tensor for tensor in free}.values())
 
 
-def lifted(  # noqa: PLR0917 - a call, and what it is made into
+def lifted(
     operator: Any,
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],

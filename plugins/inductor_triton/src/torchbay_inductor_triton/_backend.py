@@ -40,6 +40,7 @@ class InductorBackend:
         devices=frozenset({"cpu", "cuda"}),
         decompositions=_torch_compat.decompositions,
         mutation=True,
+        control_flow=True,
     )
 
     def fingerprint(self) -> Mapping[str, str]:
@@ -63,6 +64,12 @@ class InductorBackend:
 
 def _decline_unfit(request: CompileRequest) -> None:
     for node in request.graph.graph.nodes:
+        if not _torch_compat.takes_control_flow(node):
+            raise UnsupportedGraph(
+                f"'{node.name}', a {node.target}, is control flow that Inductor does not take",
+                account="torchbay-inductor-triton",
+                remedy="Use backend='eager' for this function.",
+            )
         if reason := _unfit(node):
             raise UnsupportedGraph(
                 f"'{node.name}' {reason}, and Inductor reads plain strided memory",
