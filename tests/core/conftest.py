@@ -38,7 +38,9 @@ class GraphRunner:
 class RecordingBackend:
     """Keeps every request, and runs the graph as it is."""
 
-    capabilities: Capabilities = attrs.field(factory=lambda: Capabilities(eager_random=True))
+    capabilities: Capabilities = attrs.field(
+        factory=lambda: Capabilities(eager_random=True, dynamic_shapes=True)
+    )
     requests: list[CompileRequest] = attrs.field(factory=list)
     name: str = "recording"
     api_version: int = 1
@@ -76,20 +78,26 @@ def recording() -> RecordingBackend:
 @pytest.fixture
 def writing() -> RecordingBackend:
     """Claims mutation: its graphs end in copies onto the inputs they change."""
-    return RecordingBackend(Capabilities(mutation=True, eager_random=True))
+    return RecordingBackend(Capabilities(mutation=True, eager_random=True, dynamic_shapes=True))
 
 
 @pytest.fixture
 def claiming() -> RecordingBackend:
     """Claims control flow: its graphs may hold ``torch.cond`` and its like."""
-    return RecordingBackend(Capabilities(control_flow=True, eager_random=True))
+    return RecordingBackend(Capabilities(control_flow=True, eager_random=True, dynamic_shapes=True))
 
 
 @pytest.fixture
 def decomposing() -> RecordingBackend:
     """Claims control flow, in the operators that Inductor asks for."""
-    claims = Capabilities(control_flow=True, eager_random=True, decompositions=inductor_table)
-    return RecordingBackend(claims)
+    return RecordingBackend(
+        Capabilities(
+            control_flow=True,
+            eager_random=True,
+            dynamic_shapes=True,
+            decompositions=inductor_table,
+        )
+    )
 
 
 def inductor_table() -> Decompositions:

@@ -19,7 +19,10 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from torchbay._torch_symbols import is_number, keep_symbols
+
 __all__ = [
+    "PAD",
     "HigherOrderOperator",
     "ObservingDispatchMode",
     "ObservingFunctionMode",
@@ -48,14 +51,15 @@ __all__ = [
     "operators_called_directly",
     "plain_execution",
     "pytree_node",
+    "returns_other_lse",
     "run_skipped_functions",
     "set_node_stack",
     "storage_id",
     "suspend_compiler_flag",
     "tensor_guard",
     "tensors_among",
-    "to_fake",
     "trace_to_graph",
+    "untraced",
     "with_operands",
     "without_modes",
     "without_recording",
@@ -65,6 +69,9 @@ __all__ = [
 
 OpOverload = torch._ops.OpOverload
 HigherOrderOperator = torch._ops.HigherOrderOperator
+
+PAD = torch._VF._pad_packed_sequence
+"""What `pad_packed_sequence` calls: it reads and writes integers where no mode sees it."""
 
 _GLOBAL_HOOKS = (
     torch.nn.modules.module._global_forward_hooks,
@@ -150,6 +157,9 @@ def _flat_cond(pred: Any, true_fn: Any, false_fn: Any, operands: Any) -> Any:
     """Call the operator with flat operands and branches that return a flat tuple."""
     from torch.utils import _pytree as pytree
 
+    if is_number(pred):
+        # What a Python number decides, the program does.
+        return (true_fn if pred else false_fn)(*operands)
     leaves, structure = pytree.tree_flatten(tuple(operands))
     returned: list[Any] = []
 
@@ -169,14 +179,27 @@ def _flat_cond(pred: Any, true_fn: Any, false_fn: Any, operands: Any) -> Any:
 
 
 class _DirectHere:
-    """True in threads that call operators directly; their gradients need torch's own way."""
+    """True in threads that call operators directly.
+
+    Gradients need torch's own way, and so does a log-sum-exp whose base depends on who asks.
+    """
 
     def __init__(self, otherwise: object) -> None:
         self._otherwise = otherwise
 
     def __bool__(self) -> bool:
         is_direct = getattr(_direct, "call", None) is not None and not torch.is_grad_enabled()
-        return is_direct or bool(self._otherwise)
+        options = sys._getframe(1).f_locals.get("kernel_options")
+        return (is_direct and not returns_other_lse(options)) or bool(self._otherwise)
+
+
+def returns_other_lse(options: Any) -> bool:
+    """Whether options of ``flex_attention`` make compiled code return another log-sum-exp.
+
+    FLASH kernels return it to base e, everything else to base 2.
+    """
+    is_flash = isinstance(options, Mapping) and options.get("BACKEND") == "FLASH"
+    return is_flash and bool(options.get("OUTPUT_LOGSUMEXP"))
 
 
 _FLEX_MODULE = "torch.nn.attention.flex_attention"
@@ -364,17 +387,22 @@ def ambient_state_guard() -> Callable[[], bool]:
     return ambient_state_is_unchanged
 
 
-def tensor_guard(tensors: Sequence[torch.Tensor]) -> Callable[..., bool]:
+def tensor_guard(tensors: Sequence[torch.Tensor], fakes: Sequence[Any]) -> Callable[..., bool]:
     """Return a check of as many tensors, each against one of ``tensors``.
 
     Class, dispatch keys (layout, conjugate and negative bits, inference), dtype, device,
-    ``requires_grad``, sizes and strides must be equal, and no tensor may be given twice.
+    ``requires_grad``, sizes and strides must be equal, and no tensor may be given twice. Sizes and
+    strides that are symbols of a tensor's fake are left aside.
     """
-    sizes: Any = [list(tensor.shape) for tensor in tensors]
-    strides: Any = [list(t.stride()) if t.layout is torch.strided else None for t in tensors]
+    sizes: Any = [_fixed(fake.shape) for fake in fakes]
+    strides: Any = [_fixed(f.stride()) if f.layout is torch.strided else None for f in fakes]
     guard = TensorGuards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides)
     check: Callable[..., bool] = guard.check
     return check
+
+
+def _fixed(sizes: Sequence[Any]) -> list[int | None]:
+    return [size if isinstance(size, int) else None for size in sizes]
 
 
 _flag_lock = threading.Lock()
@@ -450,15 +478,6 @@ def fake_tensor_mode() -> Any:
     return FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
 
 
-def to_fake(mode: Any, tensor: torch.Tensor) -> torch.Tensor:
-    """Return the fake of a tensor, with static sizes; aliases stay aliases within one mode."""
-    fake: torch.Tensor = mode.from_tensor(tensor, static_shapes=True)
-    if fake.is_leaf:
-        # A copy of the real gradient, which the program must not read as a constant.
-        fake.grad = None
-    return fake
-
-
 def is_fake(value: object) -> bool:
     """Whether a value is a fake tensor."""
     from torch._subclasses.fake_tensor import FakeTensor
@@ -491,6 +510,15 @@ def trace_to_graph(
     return graph
 
 
+@contextlib.contextmanager
+def untraced() -> Iterator[None]:
+    """Compute with real tensors inside a trace."""
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    with _disable_current_modes(), torch._C.DisableTorchFunction():
+        yield
+
+
 def set_node_stack(text: str) -> None:
     """Give the nodes that are traced next this stack, formatted like a traceback."""
     from torch.fx import traceback
@@ -498,9 +526,14 @@ def set_node_stack(text: str) -> None:
     traceback.set_stack_trace([text] if text else [])
 
 
-def functionalized(graph: torch.fx.GraphModule) -> Callable[..., Any]:
-    """Return the graph as a function without in-place operators but a last copy into each input."""
-    interpreter = _Retracer(graph)
+def functionalized(graph: torch.fx.GraphModule, mode: Any) -> Callable[..., Any]:
+    """Return the graph as a function without in-place operators but a last copy into each input.
+
+    Args:
+        graph: A traced graph.
+        mode: The mode it was traced in: sizes that depend on data get the symbols they had.
+    """
+    interpreter = _Retracer(graph, mode)
 
     def run(*inputs: Any) -> Any:
         return interpreter.run(*inputs)
@@ -512,9 +545,18 @@ def functionalized(graph: torch.fx.GraphModule) -> Callable[..., Any]:
 class _Retracer(torch.fx.Interpreter):
     """Runs a graph whose operators may be decomposed into ones with other strides."""
 
+    def __init__(self, graph: torch.fx.GraphModule, mode: Any) -> None:
+        super().__init__(graph)
+        self._mode = mode
+
+    def run_node(self, n: torch.fx.Node) -> Any:
+        result = super().run_node(n)
+        keep_symbols(self._mode, n, result)
+        return result
+
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if isinstance(target, HigherOrderOperator):
-            args = map_subgraphs(lambda subgraph: _Retracer(subgraph).run, args)
+            args = map_subgraphs(lambda subgraph: _Retracer(subgraph, self._mode).run, args)
         # A view where one is possible, else a copy: what was viewed may have other strides now.
         if target is torch.ops.aten.view.default:
             target = torch.ops.aten.reshape.default

@@ -18,13 +18,27 @@ from torchbay._observe._branches import BranchWatch
 from torchbay._observe._direct import DirectCalls
 from torchbay._observe._effects import EffectHistory
 from torchbay._observe._inside import Inside
-from torchbay._observe._ops import BATCH_NORMS, GATES, LIFTS, Gate, OpRecord, is_compared, record_of
+from torchbay._observe._ops import (
+    BATCH_NORMS,
+    GATES,
+    LIFTS,
+    PACK,
+    Gate,
+    OpRecord,
+    as_it_is,
+    elements,
+    is_compared,
+    record_of,
+    sizes_of,
+)
 from torchbay._observe._profile import ProfileRecorder, profiled
 from torchbay._observe._reach import Holder, Reach, Reading
 from torchbay._observe._recorder import OpRecorder
 from torchbay._observe._rehearsal import (
     WriteUndo,
+    generator_states,
     python_randomness_kept,
+    restore_generators,
     unmoved_generators,
 )
 from torchbay._observe._snapshot import Change, Snapshot, is_same
@@ -36,6 +50,7 @@ __all__ = [
     "BATCH_NORMS",
     "GATES",
     "LIFTS",
+    "PACK",
     "BranchWatch",
     "Change",
     "EffectHistory",
@@ -47,11 +62,16 @@ __all__ = [
     "Reach",
     "Reading",
     "Snapshot",
+    "as_it_is",
+    "elements",
+    "generator_states",
     "is_compared",
     "observe",
     "python_randomness_kept",
     "record_of",
     "rehearse",
+    "restore_generators",
+    "sizes_of",
     "unmoved_generators",
 ]
 
@@ -81,6 +101,12 @@ class Observation:
     obstacles: tuple[Reason, ...]
     codes: Mapping[CodeType, dict[str, Any]]
     environment: Mapping[str, str | None]
+
+    @property
+    def record(self) -> int:
+        """Equal for calls that read the same of tensor data and issued the same operators."""
+        gates = tuple(map(str, self.gates))
+        return hash((gates, tuple((op.name, repr(op.values)) for op in self.ops)))
 
     @property
     def readings(self) -> Iterator[Reading]:

@@ -13,7 +13,7 @@ import torch
 
 from torchbay._control_flow import is_control_flow, is_kept
 from torchbay._observe._inside import Inside
-from torchbay._observe._ops import GATES, LIFTS
+from torchbay._observe._ops import GATES, LIFTS, PACK
 from torchbay._observe._rehearsal import written
 from torchbay._torch_compat import (
     ObservingDispatchMode,
@@ -21,12 +21,13 @@ from torchbay._torch_compat import (
     has_effect_token,
     map_subgraphs,
     map_tensors,
+    returns_other_lse,
     run_skipped_functions,
     storage_id,
     tensors_among,
-    to_fake,
     without_modes,
 )
+from torchbay._torch_symbols import fake_of
 
 __all__ = ["BranchWatch", "rehearse_branches"]
 
@@ -76,6 +77,8 @@ class BranchWatch(ObservingDispatchMode):
         """Return an operator's arguments with functions that are watched while they run."""
         if not is_kept(operator):
             self._note(f"{operator} is a higher-order operator that no graph may hold")
+        if any(map(returns_other_lse, args)):
+            self._note("BACKEND='FLASH' returns another log-sum-exp than eager execution")
         # What this one's functions return is data to it, and never a result.
         may_alias = str(operator) == "flex_attention"
         return map_subgraphs(lambda function: self._watched(function, may_alias=may_alias), args)
@@ -118,7 +121,7 @@ class BranchWatch(ObservingDispatchMode):
         self._made.discard(storage_id(tensor))
 
     def _check(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if func in GATES:
+        if func in GATES or func is PACK:
             self._note("a function given to it branches on data, or reads a number of a tensor")
         elif has_effect_token(func):
             self._note(f"a function given to it calls {func}, which has an effect")
@@ -145,7 +148,7 @@ def rehearse_branches(function: Callable[..., Any], args: tuple[Any, ...], insid
     try:
         with inside.operator(), without_modes(), torch.no_grad():
             mode = fake_tensor_mode()
-            fakes = map_tensors(lambda tensor: to_fake(mode, tensor), args)
+            fakes = map_tensors(lambda tensor: fake_of(mode, tensor, "operand", frozenset()), args)
             with mode, watch:
                 function(*fakes)
     except Exception as error:  # noqa: BLE001 - eager execution decides what the user gets to see

@@ -9,7 +9,15 @@ import torch
 from torchbay._control_flow import is_control_flow, is_kept
 from torchbay._observe._branches import rehearse_branches
 from torchbay._observe._inside import Inside
-from torchbay._observe._ops import GATES, Gate, OpRecord, is_compared, record_of
+from torchbay._observe._ops import (
+    GATES,
+    PACK,
+    Gate,
+    OpRecord,
+    elements,
+    is_compared,
+    record_of,
+)
 from torchbay._reason import Reason
 from torchbay._source import user_line
 from torchbay._torch_compat import ObservingDispatchMode, has_effect_token, leave_mode
@@ -38,6 +46,8 @@ class OpRecorder(ObservingDispatchMode):
     ) -> Any:
         with self.inside.operator():
             result = func(*args, **(kwargs or {}))
+            if func is PACK:
+                self.gates.append(Gate(elements, (), elements(args[1]), user_line()))
         try:
             self._record(func, args, kwargs or {}, result)
         except Exception as error:  # noqa: BLE001 - the call goes on, whatever happens here

@@ -13,7 +13,14 @@ import torch
 from torchbay._observe._ops import BATCH_NORMS
 from torchbay._torch_compat import ObservingDispatchMode, storage_id, writes_of
 
-__all__ = ["WriteUndo", "python_randomness_kept", "unmoved_generators", "written"]
+__all__ = [
+    "WriteUndo",
+    "generator_states",
+    "python_randomness_kept",
+    "restore_generators",
+    "unmoved_generators",
+    "written",
+]
 
 
 class WriteUndo(ObservingDispatchMode):
@@ -77,3 +84,17 @@ def python_randomness_kept() -> Iterator[None]:
         random.setstate(before)
         if numpy is not None:
             numpy.set_state(numpy_before)
+
+
+def generator_states() -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """Return the states of PyTorch's default generators, of the CPU and of each CUDA device."""
+    has_cuda = torch.cuda.is_initialized()
+    return torch.get_rng_state(), torch.cuda.get_rng_state_all() if has_cuda else []
+
+
+def restore_generators(states: tuple[torch.Tensor, list[torch.Tensor]]) -> None:
+    """Put the generators back to where `generator_states` found them."""
+    cpu, devices = states
+    torch.set_rng_state(cpu)
+    if devices:
+        torch.cuda.set_rng_state_all(devices)
