@@ -7,6 +7,7 @@ leaf, so that a call that leads nowhere can be captured as if nothing had run.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -306,7 +307,7 @@ def _emit_fork(path: Path, guards: GuardFunction, forks: list[Fork], lines: list
     steps = [f"step_{i}" for i in range(1, level + 1)]
     body += [
         *([f"step_{level} = ()"] if fork.built is None else []),
-        f"branch = fork.branches.get({key})",
+        *_branch_lines(key),
         "if branch is None:",
         f"{_INDENT}return MISS",
         f"return branch.run({', '.join(['inputs', 'args', 'kwargs', *steps])})",
@@ -333,6 +334,14 @@ def _emit_leaf(
     leaf.source, leaf.run = _emitted(
         path, guards, body, len(forks) + 1, built=leaf.built, result=trace.result, leaf=leaf
     )
+
+
+def _branch_lines(key: str) -> list[str]:
+    """Return lines that look up where to go; a division by zero is the program's to raise."""
+    line = f"branch = fork.branches.get({key})"
+    if not any(sign in key for sign in ("/", "%", "**")):
+        return [line]
+    return ["try:", f"{_INDENT}{line}", "except ArithmeticError:", f"{_INDENT}return MISS"]
 
 
 def _matching_lines() -> list[str]:
@@ -381,6 +390,7 @@ def _emitted(
         "execute": built.executable.run if built is not None else None,
         "inference_execution": inference_execution,
         "match": guards.match,
+        "math": math,
         "plain_execution": plain_execution,
         "refuses": built.refuses if built is not None else None,
         **more,

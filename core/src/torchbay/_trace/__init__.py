@@ -101,6 +101,7 @@ class Trace:
         gates: What Python read of tensor data, or decided from it, in order.
         is_inference: Whether the program made its result in an inference mode of its own.
         mode: The mode that made the fakes in the graph; it knows their symbols.
+        check: Raises CannotServe if more was assumed of numbers than the gates check.
     """
 
     graph: torch.fx.GraphModule
@@ -113,6 +114,7 @@ class Trace:
     is_inference: bool
     mode: Any
     names: Names
+    check: Callable[[Any], None]
 
 
 def trace(call: Call, observation: Observation, symbolic: Symbolic) -> Trace:
@@ -172,6 +174,7 @@ def trace(call: Call, observation: Observation, symbolic: Symbolic) -> Trace:
         _is_inference(observation.result, inputs),
         mode,
         names,
+        answers.check_nothing_new,
     )
 
 
