@@ -327,13 +327,173 @@ def test_chooses_a_gate_by_the_result_of_an_operator(claiming):
     assert_right(call, torchbay.compile(call, backend=claiming, fullgraph=True), torch.ones(3))
 
 
-def test_refuses_a_gate_that_depends_on_numbers_drawn_in_a_branch(claiming):
+def test_reads_a_gate_that_depends_on_numbers_drawn_in_a_branch(claiming):
     def call(x):
-        return x * 2 if drawing(x).sum() > 3.5 else x * 3
+        return x * 2 if drawing(x).sum() > 4.5 else x * 3
 
     compiled = torchbay.compile(call, backend=claiming, fullgraph=True)
-    with pytest.raises(errors.NotServed, match="depends on random numbers"):
-        compiled(torch.ones(3))
+    for seed in range(8):
+        torch.manual_seed(seed)
+        expected = call(torch.ones(3)), torch.rand(1)
+        torch.manual_seed(seed)
+        assert all(map(torch.equal, (compiled(torch.ones(3)), torch.rand(1)), expected))
+    assert calls_of(compiled)["eager"] == 2
+
+
+def between_gates(x):
+    y = x * 2
+    if y.sum() > 3:
+        y = y + 1
+    z = torch.cond(x.sum() > 0, lambda v: v * y + GLOBAL, lambda v: v - GLOBAL, (y,))
+    return (z * 2, y) if z.max() > 5 else (z - 1, y)
+
+
+WAYS = [[1.0, 1.0, 1.0], [0.1, 0.1, 0.1], [-1.0, -1.0, -1.0], [-9.0, 0.0, 8.5], [0.1, 0.1, 3.0]]
+
+
+def test_runs_between_branches_on_data(claiming):
+    compiled = torchbay.compile(between_gates, backend=claiming, fullgraph=True)
+    for values in WAYS * 2:
+        x = torch.tensor(values)
+        assert all(map(torch.equal, compiled(x), between_gates(x)))
+    graphs = [operators(request.graph) for request in claiming.requests]
+    assert graphs.count(["cond"]) >= 1
+    assert calls_of(compiled)["graph"] >= len(WAYS)
+
+
+def test_shares_what_leads_to_a_branch(claiming):
+    def call(x):
+        z = torch.cond(x.sum() > 0, lambda v: v + GLOBAL, lambda v: v - GLOBAL, (x,))
+        return z * 2 if z.max() > 3 else z * 3
+
+    compiled = torchbay.compile(call, backend=claiming, fullgraph=True)
+    for sign in (1, -1, 1, -1):
+        x = torch.ones(3) * sign
+        assert torch.equal(compiled(x), call(x))
+    assert [operators(request.graph) for request in claiming.requests].count(["cond"]) == 1
+    assert calls_of(compiled) == {"graph": 2, "eager": 2}
+
+
+def of_rows(x):
+    y, rows = x * 2, x.shape[0]
+    return torch.cond(x.sum() > 0, lambda v: v * y + rows, lambda v: v - GLOBAL, (x,))
+
+
+def test_leaves_the_number_of_rows_open():
+    compiled = torchbay.compile(of_rows, backend="eager", fullgraph=True)
+    for rows in (2, 5, 7):
+        for sign in (1, -1):
+            x = torch.ones(rows, 3) * sign
+            assert torch.equal(compiled(x), of_rows(x))
+    assert calls_of(compiled) == {"graph": 4, "eager": 2}
+
+
+def test_fixes_a_size_that_a_function_alone_uses(claiming):
+    def call(x):
+        rows = x.shape[0]
+        return torch.cond(x.sum() > 0, lambda: GLOBAL * rows, lambda: GLOBAL - rows)
+
+    compiled = torchbay.compile(call, backend=claiming, fullgraph=True)
+    for rows in (2, 5, 7, 5):
+        for sign in (1, -1):
+            x = torch.ones(rows, 3) * sign
+            assert torch.equal(compiled(x), call(x))
+    assert calls_of(compiled) == {"graph": 5, "eager": 3}
+
+
+def test_decides_by_a_size_as_python_does(claiming):
+    def call(x):
+        return torch.cond(x.shape[0] > 4, lambda v: v + 1, lambda v: v - 1, (x,))
+
+    compiled = torchbay.compile(call, backend=claiming, fullgraph=True)
+    for rows in (2, 5, 7, 3, 9):
+        x = torch.ones(rows, 3)
+        assert torch.equal(compiled(x), call(x))
+    assert all(operators(request.graph) == [] for request in claiming.requests)
+    assert calls_of(compiled)["graph"] >= 2
+
+
+def scaled_before(x):
+    return torch.cond(x.max() > 0, lambda v: v + 1, lambda v: v - 1, (x * x.sum().item(),))
+
+
+def scaled_after(x):
+    z = torch.cond(x.max() > 0, lambda v: v + 1, lambda v: v - 1, (x,))
+    return z * z.sum().item()
+
+
+@pytest.mark.parametrize("function", [scaled_before, scaled_after])
+def test_reads_a_number_beside_it_without_another_graph(function, claiming):
+    compiled = torchbay.compile(function, backend=claiming, fullgraph=True)
+    for values in WAYS * 2:
+        assert torch.equal(compiled(torch.tensor(values)), function(torch.tensor(values)))
+    assert calls_of(compiled) == {"graph": 9, "eager": 1}
+
+
+def test_fixes_a_number_that_a_function_uses(claiming):
+    def call(x):
+        number = x.sum().item()
+        return torch.cond(x.max() > 0, lambda v: v + number, lambda v: v - number, (x,))
+
+    compiled = torchbay.compile(call, backend=claiming, fullgraph=True)
+    for values in [*WAYS, *WAYS]:
+        assert torch.equal(compiled(torch.tensor(values)), call(torch.tensor(values)))
+    assert calls_of(compiled) == {"graph": 5, "eager": 5}
+
+
+def returning_a_count(x):
+    return torch.while_loop(lambda i, v: v.sum() < 50, lambda i, v: (i + 1, v * 2), (0, x.abs()))
+
+
+def branching_on_a_count(x):
+    count, y = returning_a_count(x)
+    return y + 1 if count > 3 else y * count
+
+
+@pytest.mark.parametrize("function", [returning_a_count, branching_on_a_count])
+def test_leaves_to_eager_a_number_that_a_loop_computes(function, claiming):
+    compiled = torchbay.compile(function, backend=claiming)
+    for values in ([1.0, 2.0, 3.0], [20.0, 20.0, 20.0]):
+        x = torch.tensor(values)
+        for found in run_quietly(compiled, x):
+            assert tree_leaves(found)[0].__class__ is tree_leaves(function(x))[0].__class__
+            assert all(map(_is_equal, tree_leaves(found), tree_leaves(function(x))))
+    assert calls_of(compiled)["graph"] == 0
+
+
+def _is_equal(one, other):
+    return one is other or torch.equal(torch.as_tensor(one), torch.as_tensor(other))
+
+
+@pytest.mark.filterwarnings("ignore:return_lse is deprecated")
+@pytest.mark.parametrize("is_wanted", [True, False])
+def test_refuses_a_log_sum_exp_of_flash_kernels(is_wanted, claiming):
+    def call(x):
+        q = x.reshape(1, 1, 3, 1).expand(1, 2, 3, 16).contiguous()
+        options = {"BACKEND": "FLASH"}
+        aux = flex.AuxRequest(lse=True) if is_wanted else None
+        return flex.flex_attention(q, q, q, kernel_options=options, return_aux=aux)
+
+    compiled, x = torchbay.compile(call, backend=claiming), torch.ones(3)
+    for found in run_quietly(compiled, x):
+        assert all(map(_is_equal, tree_leaves(found), tree_leaves(call(x))))
+    assert "flex_attention" in reason_of(compiled)
+    assert bool(claiming.requests) is not is_wanted
+
+
+def test_refuses_the_operator_itself_for_flash_kernels(claiming):
+    def call(x):
+        q = x.reshape(1, 1, 3, 1).expand(1, 2, 3, 16).contiguous()
+        options = {"BACKEND": "FLASH", "OUTPUT_LOGSUMEXP": True, "OUTPUT_MAX": False}
+        mask = flex.create_block_mask(lambda b, h, i, j: i >= j, 1, 1, 3, 3, "cpu").as_tuple()
+        score = lambda s, b, h, i, j: s  # noqa: E731 - as users write it
+        operator = torch.ops.higher_order.flex_attention
+        return operator(q, q, q, score, mask, 0.25, options)[0]
+
+    compiled = torchbay.compile(call, backend=claiming)
+    run_quietly(compiled, torch.ones(3))
+    assert claiming.requests == []
+    assert "FLASH" in reason_of(compiled)
 
 
 def test_undoes_nothing_wrong_in_a_warmup(claiming):
