@@ -320,7 +320,8 @@ def _emit_leaf(
 ) -> None:
     trace, lowered = path.trace, path.lowered
     route = _Route(path, forks)
-    is_needed = "inputs[" in trace.result or bool(lowered.written)
+    sources = (*trace.effects, trace.result)
+    is_needed = any("inputs[" in source for source in sources) or bool(lowered.written)
     results = [route.source(result) for result in lowered.results]
     is_needed |= any("inputs[" in result for result in results)
     body = [*lines, *_part_lines(leaf.built, route, "raw = ", "execute", is_keeping=is_needed)]
@@ -329,6 +330,7 @@ def _emit_leaf(
         body += ["out = raw"] if results else []
     else:
         body.append(f"out = [{', '.join(results)}]")
+    body += trace.effects
     if forks:
         body.append("leaf.calls += 1")
     leaf.source, leaf.run = _emitted(

@@ -51,12 +51,12 @@ class DirectCalls:
 
     def _problem_of(self, function: Callable[..., Any], args: tuple[Any, ...]) -> str:
         """Run the functions on fakes, under the profile, and undo what they do to Python state."""
-        snapshot, noted = Snapshot(self._reach), self._noted()
+        snapshot, noted = Snapshot.of(self._reach), self._noted()
         self._is_rehearsing = True
         try:
             with python_randomness_kept():
                 problem = rehearse_branches(function, args, self._recorder.inside)
-            changes = snapshot.changes()
+            changes = [change for effect in snapshot.effects() for change in effect.changes]
         finally:
             self._is_rehearsing = False
             snapshot.restore()
