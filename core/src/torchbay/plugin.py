@@ -149,9 +149,10 @@ class Executable(Protocol):
         """Run the graph once.
 
         Means: ``inputs`` holds the values of the graph's placeholders in order: state, then the
-        call's tensors, then what earlier parts of the graph computed, then ints. The list is the callee's to clear. Returns the graph's
-        outputs in order. Each has the sizes, strides, dtype and device of its node's
-        ``meta["val"]``. No output shares memory with an output of another call.
+        call's tensors, then what earlier parts of the graph computed, then ints. The list is the
+        callee's to clear. Returns the graph's outputs in order. Each has the sizes, strides, dtype
+        and device of its node's ``meta["val"]``. No output shares memory with an output of another
+        call.
         When called: on every hit, after the core's guards held; grad mode is off and autocast is
         disabled, whatever they were around the call.
         May raise: what the operators themselves raise on the values they are given.
