@@ -13,7 +13,13 @@ import pytest
 import torch
 
 from torchbay import _registry
-from torchbay.plugin import Capabilities, CompileRequest, NoOptions, UnsupportedGraph
+from torchbay.plugin import (
+    Capabilities,
+    CompileRequest,
+    Decompositions,
+    NoOptions,
+    UnsupportedGraph,
+)
 
 
 @attrs.frozen(eq=False)
@@ -73,6 +79,31 @@ def recording() -> RecordingBackend:
 def writing() -> RecordingBackend:
     """Claims mutation: its graphs end in copies onto the inputs they change."""
     return RecordingBackend(Capabilities(mutation=True, eager_random=True, dynamic_shapes=True))
+
+
+@pytest.fixture
+def claiming() -> RecordingBackend:
+    """Claims control flow: its graphs may hold ``torch.cond`` and its like."""
+    return RecordingBackend(Capabilities(control_flow=True, eager_random=True, dynamic_shapes=True))
+
+
+@pytest.fixture
+def decomposing() -> RecordingBackend:
+    """Claims control flow, in the operators that Inductor asks for."""
+    return RecordingBackend(
+        Capabilities(
+            control_flow=True,
+            eager_random=True,
+            dynamic_shapes=True,
+            decompositions=inductor_table,
+        )
+    )
+
+
+def inductor_table() -> Decompositions:
+    from torch._inductor.decomposition import select_decomp_table
+
+    return select_decomp_table()
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from torchbay._claims import complaint
+from torchbay._control_flow import is_control_flow, node_line, operators_in, with_subgraphs
 from torchbay._lower import (
     INPUTS,
     Part,
@@ -116,7 +117,7 @@ class Builder:
         backend = self.backend
         assert isinstance(backend, PartialBackend)
         state = self._state_nodes(part)
-        regions = cut(part.graph, backend.supports, state)
+        regions = cut(part.graph, _supports(backend), state)
         left = [region for region in regions if not region.is_supported]
         if not left:
             return self._whole(part)
@@ -167,12 +168,17 @@ def _text_of(graph: GraphModule) -> str:
     names = {node: f"n{i}" for i, node in enumerate(graph.graph.nodes)}
     lines = []
     for node in graph.graph.nodes:
-        what = _likeness(node.meta["val"]) if node.op == "placeholder" else str(node.target)
+        what = _likeness(node.meta.get("val")) if node.op == "placeholder" else str(node.target)
         if node.op == "get_attr":
-            what = f"literal {id(getattr(graph, str(node.target)))}"
+            what = _text_of_literal(getattr(graph, str(node.target)))
         args, kwargs = named_arguments(node, names)
         lines.append(f"{node.op} {what} {args} {kwargs}")
     return "\n".join(lines)
+
+
+def _text_of_literal(value: Any) -> str:
+    is_function = isinstance(value, GraphModule)
+    return f"{{{_text_of(value)}}}" if is_function else f"literal {id(value)}"
 
 
 def _likeness(value: Any) -> str:
@@ -188,6 +194,7 @@ def _compiled(backend: Backend, request: CompileRequest) -> Executable:
         problem = "it takes no sizes or numbers that are known only when it runs"
     if problem is not None:
         raise UnsupportedGraph(problem, account=account(backend))
+    _refuse_unclaimed(backend, request.graph)
     try:
         # Compilers set the flag too. Under ours, none of them finds it raised by another thread's
         # call and raises it again when that call is long over.
@@ -211,8 +218,19 @@ def _compiled(backend: Backend, request: CompileRequest) -> Executable:
     return executable
 
 
-def _tensors(graph: GraphModule) -> Iterator[torch.Tensor]:
-    for node in graph.graph.nodes:
+def _refuse_unclaimed(backend: Backend, graph: GraphModule) -> None:
+    """Raise UnsupportedGraph for operators that take functions, if the backend claims none."""
+    if not backend.capabilities.control_flow:
+        for node in operators_in(graph):
+            where = node_line(node)
+            raise UnsupportedGraph(
+                f"{node.target}{where and ' at '}{where} is control flow, which it does not claim",
+                account=account(backend),
+            )
+
+
+def _tensors(module: GraphModule) -> Iterator[torch.Tensor]:
+    for node in (node for graph in with_subgraphs(module) for node in graph.graph.nodes):
         value = node.meta.get("val")
         for part in value if isinstance(value, (tuple, list)) else (value,):
             if isinstance(part, torch.Tensor):
@@ -220,7 +238,8 @@ def _tensors(graph: GraphModule) -> Iterator[torch.Tensor]:
 
 
 def _is_symbolic(graph: GraphModule) -> bool:
-    values = (node.meta.get("val") for node in graph.graph.nodes)
+    graphs = with_subgraphs(graph)
+    values = (node.meta.get("val") for inner in graphs for node in inner.graph.nodes)
     return any(is_number(value) for value in values) or any(
         is_number(size) for tensor in _tensors(graph) for size in tensor.shape
     )
@@ -258,6 +277,13 @@ class _Chain:
                 del values[node]
             values.update(zip(step.gives, step.executable.run(taken), strict=True))
         return [values[node] for node in self.outputs]
+
+
+def _supports(backend: PartialBackend) -> Callable[[Node], bool]:
+    """Return what a backend takes: control flow only if it claims that."""
+    if backend.capabilities.control_flow:
+        return backend.supports
+    return lambda node: not is_control_flow(node.target) and backend.supports(node)
 
 
 def _chain(graph: GraphModule, regions: list[Region], executables: list[Executable]) -> _Chain:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import CodeType
@@ -18,22 +19,25 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from torchbay._torch_symbols import keep_symbols
+from torchbay._torch_symbols import is_number, keep_symbols
 
 __all__ = [
     "PAD",
+    "HigherOrderOperator",
     "ObservingDispatchMode",
     "ObservingFunctionMode",
     "OpOverload",
     "TensorGuards",
     "ambient_state_guard",
     "argument_of",
+    "compiled_name",
     "compiler_flag",
     "fake_tensor_mode",
     "fake_tolist",
     "function_mode_count",
     "functionalized",
     "global_module_hooks",
+    "has_effect_token",
     "import_tracer",
     "inference_execution",
     "is_dynamo_entry",
@@ -41,20 +45,30 @@ __all__ = [
     "is_inside_trace",
     "is_transformed",
     "leave_mode",
+    "map_subgraphs",
+    "map_tensors",
     "only_default_device_modes",
+    "operators_called_directly",
     "plain_execution",
     "pytree_node",
+    "returns_other_lse",
+    "run_skipped_functions",
     "set_node_stack",
     "storage_id",
     "suspend_compiler_flag",
     "tensor_guard",
+    "tensors_among",
     "trace_to_graph",
     "untraced",
+    "with_operands",
+    "without_modes",
+    "without_recording",
     "writes_of",
 ]
 
 
 OpOverload = torch._ops.OpOverload
+HigherOrderOperator = torch._ops.HigherOrderOperator
 
 PAD = torch._VF._pad_packed_sequence
 """What `pad_packed_sequence` calls: it reads and writes integers where no mode sees it."""
@@ -80,8 +94,225 @@ ObservingFunctionMode = TorchFunctionMode
 
 
 def is_dynamo_entry(code: CodeType) -> bool:
-    """Whether code is where something under torch.compile, or a ``torch.cond``, is entered."""
+    """Whether code is where something under torch.compile is entered."""
     return code.co_name == "compile_wrapper" and code.co_filename.endswith("_dynamo/eval_frame.py")
+
+
+def compiled_name(variables: Mapping[str, Any]) -> str:
+    """Return the name of what torch.compile was given, by the variables of its entry."""
+    function = variables.get("fn")
+    return str(getattr(function, "__qualname__", type(function).__qualname__))
+
+
+_direct = threading.local()
+_direct_lock = threading.Lock()
+_direct_users = 0
+_compile_and_call: Any = None
+
+DirectCall = Callable[[Callable[..., Any], tuple[Any, ...], Callable[[], Any]], Any]
+"""What runs a higher-order operator: its function, the arguments, and torch's own way to do it."""
+
+
+@contextlib.contextmanager
+def operators_called_directly(call: DirectCall) -> Iterator[None]:
+    """Have ``torch.cond`` and its like call ``call`` in this thread, instead of torch.compile.
+
+    Outside a trace these functions hand a call of their operator to torch.compile. Where they do
+    is replaced once for all threads, counted, and put back when the last user leaves.
+    """
+    global _compile_and_call, _direct_users
+    from torch._higher_order_ops import utils
+
+    with _direct_lock:
+        if _direct_users == 0:
+            _compile_and_call = utils._hop_compile_and_call
+            utils._hop_compile_and_call = _called_directly
+            _switch_flex_attention(is_direct=True)
+        _direct_users += 1
+    before = getattr(_direct, "call", None)
+    _direct.call = call
+    try:
+        yield
+    finally:
+        _direct.call = before
+        with _direct_lock:
+            _direct_users -= 1
+            if _direct_users == 0:
+                utils._hop_compile_and_call = _compile_and_call
+                _switch_flex_attention(is_direct=False)
+
+
+def _called_directly(
+    function: Callable[..., Any], args: Any, kwargs: Mapping[str, Any] | None = None
+) -> Any:
+    original, call = _compile_and_call, getattr(_direct, "call", None)
+    if call is None or kwargs:
+        return original(function, args, kwargs)
+    # What torch.cond passes on; every other function has made its arguments flat by itself.
+    is_cond = function.__name__ == "_cond_op_wrapper"
+    return call(_flat_cond if is_cond else function, args, lambda: original(function, args, kwargs))
+
+
+def _flat_cond(pred: Any, true_fn: Any, false_fn: Any, operands: Any) -> Any:
+    """Call the operator with flat operands and branches that return a flat tuple."""
+    from torch.utils import _pytree as pytree
+
+    if is_number(pred):
+        # What a Python number decides, the program does.
+        return (true_fn if pred else false_fn)(*operands)
+    leaves, structure = pytree.tree_flatten(tuple(operands))
+    returned: list[Any] = []
+
+    def flat(branch: Callable[..., Any]) -> Callable[..., tuple[Any, ...]]:
+        def run(*values: Any) -> tuple[Any, ...]:
+            results, form = pytree.tree_flatten(branch(*pytree.tree_unflatten(values, structure)))
+            returned.append(form)
+            if form != returned[0]:
+                raise ValueError(f"the branches of torch.cond return {returned[0]} and {form}")
+            return tuple(results)
+
+        return run
+
+    cond = torch.ops.higher_order.cond
+    results = cond(pred, flat(true_fn), flat(false_fn), tuple(leaves))
+    return pytree.tree_unflatten(results, returned[0])
+
+
+class _DirectHere:
+    """True in threads that call operators directly.
+
+    Gradients need torch's own way, and so does a log-sum-exp whose base depends on who asks.
+    """
+
+    def __init__(self, otherwise: object) -> None:
+        self._otherwise = otherwise
+
+    def __bool__(self) -> bool:
+        is_direct = getattr(_direct, "call", None) is not None and not torch.is_grad_enabled()
+        options = sys._getframe(1).f_locals.get("kernel_options")
+        return (is_direct and not returns_other_lse(options)) or bool(self._otherwise)
+
+
+def returns_other_lse(options: Any) -> bool:
+    """Whether options of ``flex_attention`` make compiled code return another log-sum-exp.
+
+    FLASH kernels return it to base e, everything else to base 2.
+    """
+    is_flash = isinstance(options, Mapping) and options.get("BACKEND") == "FLASH"
+    return is_flash and bool(options.get("OUTPUT_LOGSUMEXP"))
+
+
+_FLEX_MODULE = "torch.nn.attention.flex_attention"
+_FLEX_SWITCH = "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG"
+
+
+def _switch_flex_attention(*, is_direct: bool) -> None:
+    """Have ``flex_attention`` ask the thread whether to use torch.compile, or no longer."""
+    module = sys.modules.get(_FLEX_MODULE)
+    switch = getattr(module, _FLEX_SWITCH, None)
+    if is_direct and switch is not None:
+        setattr(module, _FLEX_SWITCH, _DirectHere(switch))
+    elif isinstance(switch, _DirectHere):
+        setattr(module, _FLEX_SWITCH, switch._otherwise)
+
+
+def has_effect_token(operator: Any) -> bool:
+    """Whether an operator is registered as one whose effects must stay in order."""
+    from torch._higher_order_ops import effects
+
+    return effects._get_effect(operator) is not None
+
+
+def map_tensors(function: Callable[[torch.Tensor], Any], value: Any) -> Any:
+    """Return nested containers with something else in the place of each tensor."""
+    from torch.utils import _pytree as pytree
+
+    return pytree.tree_map_only(torch.Tensor, function, value)
+
+
+def map_subgraphs(function: Callable[[Any], Any], args: Sequence[Any]) -> tuple[Any, ...]:
+    """Return an operator's arguments with something else in the place of each function."""
+    return tuple(
+        map_subgraphs(function, value)
+        if type(value) is tuple
+        else function(value)
+        if callable(value) and not isinstance(value, torch.Tensor)
+        else value
+        for value in args
+    )
+
+
+def tensors_among(value: Any) -> list[torch.Tensor]:
+    """Return the tensors in nested containers, in order."""
+    from torch.utils import _pytree as pytree
+
+    return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+
+
+_OPERANDS = {
+    "cond": (3,),
+    "while_loop": (3,),
+    "scan": (3,),
+    "associative_scan": (2,),
+    "map_impl": (2,),
+    "flex_attention": (7, 8),
+}
+"""Where a kept operator takes what it passes on to its functions, last of all."""
+
+_NAMES_OF_OPERANDS = ("additional_inputs", "score_mod_other_buffers", "mask_mod_other_buffers")
+
+
+def with_operands(
+    operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any], more: Sequence[Any]
+) -> tuple[Any, ...]:
+    """Return a kept operator's arguments, all by position, with further operands.
+
+    Raises:
+        ValueError: It is given something by name that is no operands.
+    """
+    if unknown := kwargs.keys() - set(_NAMES_OF_OPERANDS):
+        raise ValueError(f"{operator} is given {', '.join(sorted(unknown))}")
+    given = [*args, *(kwargs[name] for name in _NAMES_OF_OPERANDS if name in kwargs)]
+    for place in _OPERANDS[operator.name()]:
+        given += [()] * (place + 1 - len(given))
+        given[place] = (*given[place], *more)
+    return tuple(given)
+
+
+@contextlib.contextmanager
+def without_modes() -> Iterator[None]:
+    """Take every dispatch mode off for a while."""
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    with _disable_current_modes():
+        yield
+
+
+@contextlib.contextmanager
+def without_recording(values: Any) -> Iterator[None]:
+    """Run operators on fakes such as these, so that nothing gets into the graph being traced."""
+    from torch._guards import detect_fake_mode
+    from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
+
+    mode: Any = detect_fake_mode(tensors_among(values))
+    fresh = mode.shape_env.ignore_fresh_unbacked_symbols() if mode else contextlib.nullcontext()
+    with disable_proxy_modes_tracing(), fresh:
+        yield
+
+
+def run_skipped_functions(operator: Any, args: Sequence[Any]) -> None:
+    """Run the functions that a kept operator does not run when its operands are fakes."""
+    from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
+
+    if operator.name() == "while_loop":
+        condition, _, carried, more = args
+        condition(*carried, *more)
+    elif operator.name() == "flex_attention":
+        query, score, mask = args[0], args[3], args[4][-1]
+        places = [query.new_zeros((), dtype=torch.int) for _ in range(4)]
+        with TransformGetItemToIndex():
+            score(query.new_zeros(()), *places, *(args[7] if len(args) > 7 else ()))
+            mask(*places, *(args[8] if len(args) > 8 else ()))
 
 
 def leave_mode(mode: TorchDispatchMode) -> None:
@@ -324,6 +555,8 @@ class _Retracer(torch.fx.Interpreter):
         return result
 
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if isinstance(target, HigherOrderOperator):
+            args = map_subgraphs(lambda subgraph: _Retracer(subgraph, self._mode).run, args)
         # A view where one is possible, else a copy: what was viewed may have other strides now.
         if target is torch.ops.aten.view.default:
             target = torch.ops.aten.reshape.default

@@ -83,7 +83,10 @@ class Capabilities:
         mutation: Takes graphs that end in ``aten.copy_`` onto an input listed in
             `CompileRequest.mutated`. Without it such values are further outputs, and the core
             writes them back.
-        control_flow: Takes higher-order operators such as ``torch.cond``.
+        control_flow: Takes higher-order operators such as ``torch.cond``. Their functions are
+            graphs of their own, submodules of the request's graph, and take all they use as
+            operands. Those are ``cond``, ``while_loop``, ``scan``, ``associative_scan``,
+            ``map_impl`` and ``flex_attention``; a backend declines those it does not know.
         external_weights: Can build code that borrows its weights from the caller.
         eager_random: Draws from PyTorch's generators exactly as eager execution of the graph does.
         thread_safe: Executables may run in several threads at once.

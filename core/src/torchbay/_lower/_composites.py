@@ -10,6 +10,8 @@ import attrs
 import torch
 from torch.fx import GraphModule, Node
 
+from torchbay._control_flow import with_subgraphs
+
 __all__ = ["kernels_of", "recompose"]
 
 aten = torch.ops.aten
@@ -72,13 +74,14 @@ def recompose(module: GraphModule, keep: frozenset[Any]) -> None:
 
     A kernel that is used for more than its first result, such as the statistics of a norm, stays.
     """
-    for node in list(module.graph.nodes):
-        kernel = _KERNELS.get(node.target)
-        if kernel is None or kernel.composite not in keep or not _is_single(node):
-            continue
-        if (arguments := kernel.arguments(*node.args, **node.kwargs)) is not None:
-            _replace(module, node, kernel.composite, arguments)
-    module.recompile()
+    for graph in with_subgraphs(module):
+        for node in list(graph.graph.nodes):
+            kernel = _KERNELS.get(node.target)
+            if kernel is None or kernel.composite not in keep or not _is_single(node):
+                continue
+            if (arguments := kernel.arguments(*node.args, **node.kwargs)) is not None:
+                _replace(graph, node, kernel.composite, arguments)
+        graph.recompile()
 
 
 def _is_single(node: Node) -> bool:

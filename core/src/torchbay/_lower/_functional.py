@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.fx import GraphModule, Node
+from torch.fx import Graph, GraphModule, Node
 
+from torchbay._control_flow import with_subgraphs
 from torchbay._lower._prune import is_random, is_write
 from torchbay._reason import CannotServe
-from torchbay._torch_compat import functionalized, plain_execution, trace_to_graph
+from torchbay._torch_compat import functionalized, plain_execution, trace_to_graph, writes_of
+from torchbay._trace import refuse_captured
 
 __all__ = ["functional", "writes"]
 
@@ -31,12 +33,14 @@ def functional(
     _draw_in_memory_order(graph)
     try:
         with plain_execution(), mode, mode.shape_env.ignore_fresh_unbacked_symbols():
-            return trace_to_graph(functionalized(graph, mode), fakes, decompositions)
+            traced = trace_to_graph(functionalized(graph, mode), fakes, decompositions)
     except CannotServe:
         raise
     except Exception as error:
         line = str(error).strip().partition("\n")[0]
         raise CannotServe(f"functionalization raised {type(error).__name__}: {line}") from error
+    refuse_captured(traced)
+    return traced
 
 
 def _draw_in_memory_order(module: GraphModule) -> None:
@@ -45,19 +49,23 @@ def _draw_in_memory_order(module: GraphModule) -> None:
     They draw in the order of memory. Their functional forms draw into a new, contiguous tensor, so
     on a transposed target they would give each element another number.
     """
-    for node in list(module.graph.nodes):
-        if not (is_random(node) and is_write(node)):
-            continue
-        target = node.args[0]
-        strides = target.meta["val"].stride()
-        order = sorted(range(len(strides)), key=lambda dim: -strides[dim])
-        if order != list(range(len(strides))):
-            with module.graph.inserting_before(node):
-                view = module.graph.call_function(aten.permute.default, (target, order))
-            view.meta = {**target.meta, "val": target.meta["val"].permute(order)}
-            node.args = (view, *node.args[1:])
-            node.replace_all_uses_with(target)
-    module.recompile()
+    for graph in with_subgraphs(module):
+        for node in list(graph.graph.nodes):
+            if is_random(node) and writes_of(node.target):
+                _draw_into_contiguous(graph.graph, node)
+        graph.recompile()
+
+
+def _draw_into_contiguous(graph: Graph, node: Node) -> None:
+    target: Any = node.args[0]
+    strides = target.meta["val"].stride()
+    order = sorted(range(len(strides)), key=lambda dim: -strides[dim])
+    if order != list(range(len(strides))):
+        with graph.inserting_before(node):
+            view = graph.call_function(aten.permute.default, (target, order))
+        view.meta = {**target.meta, "val": target.meta["val"].permute(order)}
+        node.args = (view, *node.args[1:])
+        node.replace_all_uses_with(target)
 
 
 def writes(graph: GraphModule) -> dict[Node, Node]:

@@ -9,6 +9,7 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 
+from torchbay._control_flow import is_kept, subgraphs
 from torchbay._source import Symbol
 from torchbay._torch_compat import OpOverload, argument_of, writes_of
 
@@ -18,6 +19,8 @@ __all__ = ["has_effect", "is_random", "is_write", "named_arguments", "prune", "w
 def is_random(node: Node) -> bool:
     """Whether a node draws from a random generator."""
     target = node.target
+    if any(is_random(inner) for graph in subgraphs(node) for inner in graph.graph.nodes):
+        return True
     if not isinstance(target, OpOverload):
         return False
     is_tagged = torch.Tag.nondeterministic_seeded in target.tags
@@ -26,8 +29,9 @@ def is_random(node: Node) -> bool:
 
 
 def is_write(node: Node) -> bool:
-    """Whether a node changes one of its arguments."""
-    return bool(writes_of(node.target))
+    """Whether a node changes one of its arguments, or calls anything that does."""
+    inner = (is_write(each) for graph in subgraphs(node) for each in graph.graph.nodes)
+    return bool(writes_of(node.target)) or any(inner)
 
 
 def prune(graph: Graph) -> None:
@@ -41,7 +45,7 @@ def has_effect(node: Node) -> bool:
     """Whether a node must run although nobody uses what it returns."""
     if node.op == "get_attr":
         return False
-    is_operator = isinstance(node.target, OpOverload)
+    is_operator = isinstance(node.target, OpOverload) or is_kept(node.target)
     is_python = getattr(node.target, "__module__", "") == "_operator"
     return (
         is_random(node)

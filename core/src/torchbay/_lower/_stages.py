@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import collections
 import operator
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -224,10 +224,8 @@ class Stages:
         names = {node: self._name_of(self._places[node]) for node in taken}
         lines = []
         for number, node in enumerate(inside):
-            args, kwargs = named_arguments(node, names)
+            lines.append(_line(self._module, node, names))
             names[node] = f"<{number}>"
-            target = _literal(self._module, node) if node.op == "get_attr" else node.target
-            lines.append(f"{target} {args} {kwargs}")
         return "\n".join([*lines, *(names[read] for read in reads)])
 
     def _name_of(self, place: Place) -> str:
@@ -248,13 +246,30 @@ def without_unused_inputs(part: Part) -> Part:
     return Part(part.graph, tuple(takes))
 
 
+def _line(module: GraphModule, node: Node, names: Mapping[Node, str]) -> str:
+    args, kwargs = named_arguments(node, names)
+    target = _literal(module, node) if node.op == "get_attr" else node.target
+    return f"{node.op if node.op in _ENDS else target} {args} {kwargs}"
+
+
+_ENDS = ("placeholder", "output")
+
+
 def _literal(module: GraphModule, node: Node) -> str:
     value = getattr(module, str(node.target))
+    if isinstance(value, GraphModule):
+        return _function(value)
     is_short = isinstance(value, torch.Tensor) and value.numel() <= _LONGEST
     return f"{value.dtype} {value.tolist()}" if is_short else f"object {id(value)}"
 
 
 _LONGEST = 64
+
+
+def _function(module: GraphModule) -> str:
+    """Return a text that says what a function computes that an operator is given."""
+    names = {node: f"<{number}>" for number, node in enumerate(module.graph.nodes)}
+    return "\n".join(["{", *(_line(module, node, names) for node in names), "}"])
 
 
 def _name(function: Any) -> str:

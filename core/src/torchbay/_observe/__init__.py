@@ -16,7 +16,10 @@ from torch.nn.parameter import is_lazy
 
 from torchbay._call import Call, Place
 from torchbay._observe._arguments import argument_holders, hidden_argument_changes
+from torchbay._observe._branches import BranchWatch
+from torchbay._observe._direct import DirectCalls
 from torchbay._observe._effects import EffectHistory
+from torchbay._observe._inside import Inside
 from torchbay._observe._ops import (
     BATCH_NORMS,
     GATES,
@@ -36,13 +39,14 @@ from torchbay._observe._recorder import OpRecorder
 from torchbay._observe._rehearsal import (
     WriteUndo,
     generator_states,
+    python_randomness_kept,
     restore_generators,
     unmoved_generators,
 )
 from torchbay._observe._snapshot import ABSENT, Change, Effect, Snapshot, is_same
 from torchbay._observe._state import is_unwatchable
 from torchbay._reason import Reason
-from torchbay._torch_compat import compiler_flag
+from torchbay._torch_compat import compiler_flag, operators_called_directly
 
 __all__ = [
     "ABSENT",
@@ -50,11 +54,13 @@ __all__ = [
     "GATES",
     "LIFTS",
     "PACK",
+    "BranchWatch",
     "Change",
     "Effect",
     "EffectHistory",
     "Gate",
     "Holder",
+    "Inside",
     "Observation",
     "OpRecord",
     "Reach",
@@ -144,7 +150,8 @@ def observe(call: Call, reach: Reach) -> Observation:
     tensors, randomness = _Tensors(call, reach), _python_randomness()
     recorder = OpRecorder()
     profile = ProfileRecorder(recorder)
-    with compiler_flag(), recorder, profiled(profile):
+    direct = DirectCalls(recorder, profile, reach)
+    with compiler_flag(), operators_called_directly(direct), recorder, profiled(profile):
         result = call.function(*call.args, **call.kwargs)
     effects = before.effects()
     changes = [change for effect in effects for change in effect.changes]
@@ -225,19 +232,6 @@ def _unwatched(places: Iterable[Place]) -> list[Reason]:
 def _python_randomness() -> tuple[Any, ...]:
     numpy = sys.modules.get("numpy.random")
     return random.getstate(), repr(numpy.get_state()) if numpy is not None else None
-
-
-@contextmanager
-def python_randomness_kept() -> Iterator[None]:
-    """Leave the generators of Python and NumPy where they were."""
-    numpy = sys.modules.get("numpy.random")
-    before, numpy_before = random.getstate(), numpy.get_state() if numpy is not None else None
-    try:
-        yield
-    finally:
-        random.setstate(before)
-        if numpy is not None:
-            numpy.set_state(numpy_before)
 
 
 class _Tensors:

@@ -26,7 +26,7 @@ from torchbay._observe._recorder import OpRecorder
 from torchbay._observe._snapshot import Change
 from torchbay._reason import Reason
 from torchbay._source import is_library_file, is_user_file, user_line
-from torchbay._torch_compat import is_dynamo_entry, suspend_compiler_flag
+from torchbay._torch_compat import compiled_name, is_dynamo_entry, suspend_compiler_flag
 
 __all__ = ["ProfileRecorder", "profiled"]
 
@@ -114,7 +114,7 @@ class ProfileRecorder:
         self._operators = operators
 
     def __call__(self, frame: FrameType, event: str, function: Any) -> None:
-        if self._operators.is_inside_operator:
+        if self._operators.inside.is_operator:
             # What a Python kernel does is the operator's business.
             return
         try:
@@ -142,12 +142,12 @@ class ProfileRecorder:
     def _called(self, frame: FrameType) -> None:
         code = frame.f_code
         if is_dynamo_entry(code):
-            what = "something under torch.compile, or a higher-order operator, runs in the call"
-            self._give_up(Reason(what, user_line()))
+            what = f"{compiled_name(frame.f_locals)}, under torch.compile, runs in the call"
+            self.give_up(Reason(what, user_line()))
         elif code is _ENCODER_CODE and _takes_nested_path(frame.f_locals):
             what = "TransformerEncoder converts its input to a nested tensor"
             remedy = "Make it with enable_nested_tensor=False"
-            self._give_up(Reason(what, user_line(), remedy))
+            self.give_up(Reason(what, user_line(), remedy))
         elif code in _TENSOR_CODE:
             self._refuse(f"{_TENSOR_CODE[code]} is not an operator", frame.f_back)
         elif code in _SETTERS:
@@ -157,7 +157,7 @@ class ProfileRecorder:
         elif code not in self.codes and code.co_name != "<module>":
             self._add(code, frame)
 
-    def _give_up(self, reason: Reason) -> None:
+    def give_up(self, reason: Reason) -> None:
         """Run the rest of the call as if nobody looked on: observing it would change it."""
         self.obstacles.append(reason)
         suspend_compiler_flag()

@@ -6,6 +6,9 @@ from typing import Any
 
 import torch
 
+from torchbay._control_flow import is_control_flow, is_kept
+from torchbay._observe._branches import rehearse_branches
+from torchbay._observe._inside import Inside
 from torchbay._observe._ops import (
     GATES,
     PACK,
@@ -17,7 +20,7 @@ from torchbay._observe._ops import (
 )
 from torchbay._reason import Reason
 from torchbay._source import user_line
-from torchbay._torch_compat import ObservingDispatchMode, OpOverload, leave_mode
+from torchbay._torch_compat import ObservingDispatchMode, has_effect_token, leave_mode
 
 __all__ = ["OpRecorder"]
 
@@ -30,8 +33,9 @@ class OpRecorder(ObservingDispatchMode):
         self.ops: list[OpRecord] = []
         self.gates: list[Gate] = []
         self.obstacles: list[Reason] = []
-        self.is_inside_operator = False
-        self._has_left = False
+        self.inside = Inside()
+        self.has_left = False
+        self.is_rehearsed = False
 
     def __torch_dispatch__(
         self,
@@ -40,13 +44,10 @@ class OpRecorder(ObservingDispatchMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        self.is_inside_operator = True
-        try:
+        with self.inside.operator():
             result = func(*args, **(kwargs or {}))
             if func is PACK:
                 self.gates.append(Gate(elements, (), elements(args[1]), user_line()))
-        finally:
-            self.is_inside_operator = False
         try:
             self._record(func, args, kwargs or {}, result)
         except Exception as error:  # noqa: BLE001 - the call goes on, whatever happens here
@@ -56,20 +57,28 @@ class OpRecorder(ObservingDispatchMode):
     def leave(self) -> None:
         """Stop recording before the ``with`` block ends."""
         leave_mode(self)
-        self._has_left = True
+        self.has_left = True
 
     def __exit__(self, *exception: object) -> None:
-        if not self._has_left:
+        if not self.has_left:
             super().__exit__(*exception)
 
     def _record(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
     ) -> None:
         where = user_line()
-        if not isinstance(func, OpOverload):
-            self.obstacles.append(Reason(f"{func} is a higher-order operator", where))
+        if is_control_flow(func):
+            self._record_control_flow(func, args, where)
+        if has_effect_token(func):
+            self.obstacles.append(Reason(f"{func} has an effect that no graph can hold", where))
         elif func in GATES:
             extras = tuple(a for a in args if not isinstance(a, torch.Tensor))
             self.gates.append(Gate(func, extras, result, where))
         elif is_compared(func):
             self.ops.append(record_of(func, args, kwargs, result, where))
+
+    def _record_control_flow(self, func: Any, args: tuple[Any, ...], where: str) -> None:
+        if not is_kept(func):
+            self.obstacles.append(Reason(f"{func} is a higher-order operator", where))
+        elif not self.is_rehearsed and (problem := rehearse_branches(func, args, self.inside)):
+            self.obstacles.append(Reason(f"{func}: {problem}", where))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -11,7 +13,14 @@ import torch
 from torchbay._observe._ops import BATCH_NORMS
 from torchbay._torch_compat import ObservingDispatchMode, storage_id, writes_of
 
-__all__ = ["WriteUndo", "generator_states", "restore_generators", "unmoved_generators"]
+__all__ = [
+    "WriteUndo",
+    "generator_states",
+    "python_randomness_kept",
+    "restore_generators",
+    "unmoved_generators",
+    "written",
+]
 
 
 class WriteUndo(ObservingDispatchMode):
@@ -28,7 +37,7 @@ class WriteUndo(ObservingDispatchMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        for tensor in _written(func, args, kwargs or {}):
+        for tensor in written(func, args, kwargs or {}):
             self._keep(tensor)
         return func(*args, **(kwargs or {}))
 
@@ -46,7 +55,7 @@ class WriteUndo(ObservingDispatchMode):
                 whole.copy_(before)
 
 
-def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[torch.Tensor]:
+def written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[torch.Tensor]:
     """Yield the tensors an operator's schema says it writes."""
     hidden = ((3, "running_mean"), (4, "running_var")) if func in BATCH_NORMS else ()
     for position, name in (*writes_of(func), *hidden):
@@ -62,6 +71,19 @@ def unmoved_generators() -> Iterator[None]:
     devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
     with torch.random.fork_rng(devices=devices):
         yield
+
+
+@contextmanager
+def python_randomness_kept() -> Iterator[None]:
+    """Leave the generators of Python and NumPy where they were."""
+    numpy = sys.modules.get("numpy.random")
+    before, numpy_before = random.getstate(), numpy.get_state() if numpy is not None else None
+    try:
+        yield
+    finally:
+        random.setstate(before)
+        if numpy is not None:
+            numpy.set_state(numpy_before)
 
 
 def generator_states() -> tuple[torch.Tensor, list[torch.Tensor]]:

@@ -24,6 +24,7 @@ from torchbay._symbolic import Symbolic
 from torchbay._torch_compat import (
     compiler_flag,
     fake_tolist,
+    operators_called_directly,
     storage_id,
     trace_to_graph,
 )
@@ -34,13 +35,14 @@ from torchbay._torch_symbols import (
     symbolic_mode,
 )
 from torchbay._trace._agreement import check_agreement
+from torchbay._trace._branches import refuse_captured
 from torchbay._trace._epilogue import Epilogue
 from torchbay._trace._gates import GateAnswers, TracedGate
 from torchbay._trace._hidden_writes import reveal_hidden_writes
 from torchbay._trace._modes import OpTracer, Substitution
 from torchbay._trace._packing import KnownTensors
 
-__all__ = ["Input", "Trace", "TracedGate", "subclass_among", "trace"]
+__all__ = ["Input", "Trace", "TracedGate", "refuse_captured", "subclass_among", "trace"]
 
 _RESERVED = (
     "inputs",
@@ -149,7 +151,8 @@ def trace(call: Call, observation: Observation, symbolic: Symbolic) -> Trace:
         stand_ins = {item.path: _number(number, item.value) for item, number in pairs}
         args, kwargs = call.around(_distinct(call, by_tensor), stand_ins)
         epilogue.expect(args, kwargs)
-        with tracer, Substitution(by_tensor, answers, known), fake_tolist(answers.tolist):
+        substitution, direct = Substitution(by_tensor, answers, known), operators_called_directly
+        with direct(_call), tracer, substitution, fake_tolist(answers.tolist):
             value = call.function(*args, **kwargs)
         epilogue.read(value)
         outputs = len(epilogue.tensors)
@@ -158,6 +161,7 @@ def trace(call: Call, observation: Observation, symbolic: Symbolic) -> Trace:
         return [*made, *(read for gate in answers.gates for read in gate.reads)]
 
     graph = _traced(flat, [*fakes, *open_numbers], mode, observation)
+    refuse_captured(graph)
     reveal_hidden_writes(graph)
     answers.check_used_up()
     check_agreement(observation.ops, tracer.ops)
@@ -175,6 +179,10 @@ def trace(call: Call, observation: Observation, symbolic: Symbolic) -> Trace:
         names,
         answers.check_nothing_new,
     )
+
+
+def _call(function: Callable[..., Any], args: tuple[Any, ...], _original: Any) -> Any:
+    return function(*args)
 
 
 def _traced(

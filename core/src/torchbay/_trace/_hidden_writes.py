@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch.fx import GraphModule, Node
 
+from torchbay._control_flow import with_subgraphs
 from torchbay._observe import BATCH_NORMS
 from torchbay._reason import CannotServe
 
@@ -29,12 +30,13 @@ def reveal_hidden_writes(module: GraphModule) -> None:
     Raises:
         CannotServe: There is no such operator for one of them.
     """
-    for node in list(module.graph.nodes):
-        if node.target in _REFUSED:
-            raise CannotServe(f"{node.target} changes its arguments without saying so")
-        if node.target in BATCH_NORMS and _moves_statistics(node):
-            _replace(module, node)
-    module.recompile()
+    for graph in with_subgraphs(module):
+        for node in list(graph.graph.nodes):
+            if node.target in _REFUSED:
+                raise CannotServe(f"{node.target} changes its arguments without saying so")
+            if node.target in BATCH_NORMS and _moves_statistics(node):
+                _replace(graph, node)
+        graph.recompile()
 
 
 def _moves_statistics(node: Node) -> bool:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 
+from torchbay._control_flow import is_control_flow, is_kept
 from torchbay._observe import (
     GATES,
     LIFTS,
@@ -28,6 +31,7 @@ from torchbay._torch_compat import (
     set_node_stack,
 )
 from torchbay._torch_symbols import bind, is_number
+from torchbay._trace._branches import free_tensors, lifted
 from torchbay._trace._gates import GateAnswers
 from torchbay._trace._packing import KnownTensors, pack, pad
 
@@ -81,7 +85,7 @@ class OpTracer(ObservingDispatchMode):
 
     def __init__(
         self,
-        inputs: Mapping[int, torch.Tensor],
+        inputs: dict[int, torch.Tensor],
         answers: GateAnswers,
         known: KnownTensors,
         observed: Sequence[OpRecord],
@@ -91,6 +95,7 @@ class OpTracer(ObservingDispatchMode):
         self._answers = answers
         self._known = known
         self._observed = observed
+        self._depth = 0
         self.ops: list[OpRecord] = []
 
     def __torch_dispatch__(
@@ -105,7 +110,7 @@ class OpTracer(ObservingDispatchMode):
             args = substitute(args, self._inputs)
             kwargs = substitute(kwargs or {}, self._inputs)
             self._known.refuse_writes(func, args)
-            if self._known.decide(args, kwargs):
+            if not is_control_flow(func) and self._known.decide(args, kwargs):
                 return self._run_known(func, args, kwargs)
             args = self._known.lifted(args)
             refuse_strangers((args, kwargs))
@@ -114,17 +119,49 @@ class OpTracer(ObservingDispatchMode):
         if func in GATES:
             return self._answers.answer(func, args)
         result = self._run(func, args, kwargs or {})
-        if is_compared(func):
+        if is_compared(func) and not self._depth:
             self._bind_sizes(result)
             self.ops.append(record_of(func, args, kwargs or {}, result, user_line()))
         return result
 
     def _run(self, func: Any, args: Any, kwargs: Any) -> Any:
+        if is_control_flow(func):
+            return self._with_functions(func, args, kwargs)
         if func is not PACK:
             return func(*args, **kwargs)
         padded, lengths, batch_first = args
         data, batch_sizes = pack(padded, self._answers.fixed(elements, [lengths]), batch_first)
         return data, self._known.add(batch_sizes)
+
+    def _with_functions(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call an operator that takes functions; what they do is not compared with the first run.
+
+        Raises:
+            CannotServe: No graph may hold the operator, or what its functions do.
+        """
+        if not is_kept(func):
+            raise CannotServe(f"{func} is a higher-order operator", where=user_line())
+        inside = functools.partial(self._inside, user_stack_entry())
+        free = free_tensors(func, args, kwargs, self._inputs)
+        self._refuse_known(func, free)
+        operands = lifted(func, args, kwargs, free, self._inputs, inside)
+        self._depth += 1
+        try:
+            return func(*operands)
+        finally:
+            self._depth -= 1
+
+    def _refuse_known(self, func: Any, free: Sequence[torch.Tensor]) -> None:
+        if any(tensor in self._known for tensor in free):
+            what = f"{func}: a function given to it uses the layout of a packed sequence"
+            raise CannotServe(what, where=user_line())
+
+    @contextmanager
+    def _inside(self, where: str) -> Iterator[None]:
+        """Stay active in a function that an operator runs, and give the operator its line back."""
+        with self:
+            yield
+        set_node_stack(where)
 
     def _run_known(self, func: Any, args: Any, kwargs: Any) -> Any:
         if func in GATES:

@@ -12,7 +12,7 @@ import torch
 from torch.nn import functional
 
 import torchbay
-from torchbay.errors import TorchbayError
+from torchbay.errors import NotServed, TorchbayError
 from torchbay.plugin import CompileRequest, Executable
 from torchbay.testing import tolerance
 from torchbay.testing._contract import assert_right, step, step_inputs
@@ -50,9 +50,11 @@ def noise(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
     return torch.rand_like(x), functional.dropout(x, 0.5), torch.randn_like(x)
 
 
-def branch(goes_left: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Choose by a tensor."""
-    return (torch.cond(goes_left, lambda x: x.sin(), lambda x: x.cos(), (x,)),)
+def branch(
+    goes_left: torch.Tensor, x: torch.Tensor, weight: torch.Tensor
+) -> tuple[torch.Tensor, ...]:
+    """Choose by a tensor; one way uses another tensor from around it."""
+    return (torch.cond(goes_left, lambda x: (x * weight).sin(), lambda x: x.cos(), (x,)),)
 
 
 def forward_half(weight: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -172,17 +174,19 @@ class ClaimTests:
 
         `Capabilities.control_flow`: "Takes higher-order operators such as ``torch.cond``."
         """
-        x = subject.randn(3, 4)
+        x, weight = subject.randn(3, 4), subject.randn(4, seed=1)
         ways = [torch.tensor(way, device=subject.device) for way in (True, False)]
-        if subject.claims.control_flow:
-            run = subject.build(_request(static_request, subject, branch, (ways[0], x))).run
-        else:
-            compiled = subject.compile(branch, fullgraph=False)
-            run = lambda inputs: compiled(*inputs)  # noqa: E731 - the other branch has a method
+        compiled: Any = subject.compile(branch)
         with quietly():
-            for way, expected in zip(ways, (x.sin(), x.cos()), strict=True):
-                [result] = run([way, x])
+            if not subject.claims.control_flow:
+                with pytest.raises(NotServed, match="cond"):
+                    compiled(ways[0], x, weight)
+                return
+            compiled.warmup(ways[0], x, weight)
+            for way, expected in zip(ways, ((x * weight).sin(), x.cos()), strict=True):
+                [result] = compiled(way, x, weight)
                 assert result.allclose(expected, atol=1e-4)
+        assert torchbay.explain(compiled).calls["graph"] == 2
 
     def test_borrows_weights(self, subject: Subject) -> None:
         """Computes with a weight as it is now, not as it was at an earlier call.

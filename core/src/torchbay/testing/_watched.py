@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import attrs
 import torch
 
+from torchbay._control_flow import with_subgraphs
 from torchbay.plugin import CompileRequest, Executable
 from torchbay.testing._subject import Subject
 
@@ -84,7 +85,8 @@ def _surroundings(request: CompileRequest, generators: tuple[bytes, ...]) -> Sur
 def _text_of(request: CompileRequest) -> tuple[str, ...]:
     nodes = (
         f"{node.format_node()} {sorted(map(str, node.meta))} {node.meta.get('val')}"
-        for node in request.graph.graph.nodes
+        for graph in with_subgraphs(request.graph)
+        for node in graph.graph.nodes
     )
     return (request.graph.code, *nodes, *map(str, request.example_inputs))
 

@@ -34,6 +34,7 @@ class EagerBackend:
             devices=_device_types(),
             dynamic_shapes=True,
             mutation=True,
+            control_flow=True,
             eager_random=True,
             thread_safe=True,
         )

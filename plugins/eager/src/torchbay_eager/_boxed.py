@@ -14,13 +14,23 @@ __all__ = ["boxed_function"]
 
 def boxed_function(graph: GraphModule) -> Callable[[list[Any]], Sequence[Any]]:
     """Return ``run(inputs)`` for a graph; ``graph`` itself stays as it is."""
-    copied = deepcopy(graph.graph)
-    copied.set_codegen(_ListCodeGen())
-    # Fake tensors and stack traces would outlive the request.
-    for node in copied.nodes:
-        node.meta.clear()
-    run: Callable[[list[Any]], Sequence[Any]] = GraphModule(graph, copied, "EagerGraph").forward
+    copied = _without_metadata(graph)
+    copied.graph.set_codegen(_ListCodeGen())
+    copied.recompile()
+    run: Callable[[list[Any]], Sequence[Any]] = copied.forward
     return run
+
+
+def _without_metadata(graph: GraphModule) -> GraphModule:
+    """Return a copy without fake tensors and stack traces, which would outlive the request."""
+    nodes = deepcopy(graph.graph)
+    for node in nodes.nodes:
+        node.meta.clear()
+    copied = GraphModule(graph, nodes, "EagerGraph")
+    for name, inner in copied.named_children():
+        if isinstance(inner, GraphModule):
+            setattr(copied, name, _without_metadata(inner))
+    return copied
 
 
 class _ListCodeGen(CodeGen):

@@ -41,6 +41,7 @@ class InductorBackend:
         decompositions=_torch_compat.decompositions,
         dynamic_shapes=True,
         mutation=True,
+        control_flow=True,
     )
 
     def fingerprint(self) -> Mapping[str, str]:
@@ -64,6 +65,12 @@ class InductorBackend:
 
 def _decline_unfit(request: CompileRequest) -> None:
     for node in request.graph.graph.nodes:
+        if not _torch_compat.takes_control_flow(node):
+            raise UnsupportedGraph(
+                f"'{node.name}', a {node.target}, is control flow that Inductor does not take",
+                account="torchbay-inductor-triton",
+                remedy="Use backend='eager' for this function.",
+            )
         if reason := _unfit(node):
             raise UnsupportedGraph(
                 f"'{node.name}' {reason}, and Inductor reads plain strided memory",

@@ -16,7 +16,7 @@ from types import UnionType
 from typing import Any, Literal, Union, cast, get_args, get_origin
 
 import torch
-from torch.fx import Graph, GraphModule
+from torch.fx import Graph, GraphModule, Node
 
 from torchbay.plugin import CompileRequest
 
@@ -31,6 +31,7 @@ __all__ = [
     "settings_applied",
     "settings_digest",
     "starting_a_step",
+    "takes_control_flow",
     "uses_cuda_graphs",
 ]
 
@@ -109,6 +110,19 @@ def cpp_compiler() -> str | None:
     return next(filter(None, map(shutil.which, filter(None, candidates))), None)
 
 
+_TAKEN = frozenset({"cond", "while_loop", "scan", "flex_attention"})
+
+
+def takes_control_flow(node: Node) -> bool:
+    """Tell whether Inductor takes a node, if that is an operator that takes functions."""
+    if not isinstance(node.target, torch._ops.HigherOrderOperator):
+        return True
+    is_loop = node.target.name() == "while_loop"
+    carried: Any = node.args[2] if is_loop else ()
+    # A number that a loop carries makes its passes fail.
+    return node.target.name() in _TAKEN and all(isinstance(value, Node) for value in carried)
+
+
 def generate(request: CompileRequest) -> Any:
     """Return Inductor's compiled code for a graph traced and functionalized already.
 
@@ -146,9 +160,13 @@ def _lowered(graph: GraphModule, request: CompileRequest) -> Any:
 
 
 def _copied(module: GraphModule) -> GraphModule:
-    copied = Graph()
-    copied.output(copied.graph_copy(module.graph, {}))
-    return GraphModule(module, copied)
+    graph = Graph()
+    graph.output(graph.graph_copy(module.graph, {}))
+    copied = GraphModule(module, graph)
+    for name, inner in copied.named_children():
+        if isinstance(inner, GraphModule):
+            setattr(copied, name, _copied(inner))
+    return copied
 
 
 def _output(module: GraphModule) -> torch.fx.Node:
