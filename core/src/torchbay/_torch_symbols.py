@@ -128,8 +128,10 @@ def concrete(value: Any) -> Any:
 
 def assumptions_of(mode: Any) -> list[Assumption]:
     """Return what operators took to be true of numbers read from data, without knowing them."""
-    found = mode.shape_env.deferred_runtime_asserts.values()
-    return [Assumption(assertion.expr) for group in found for assertion in group]
+    environment = mode.shape_env
+    found = environment.deferred_runtime_asserts.values()
+    # A second trace names sizes anew before it learns which ones they are.
+    return [Assumption(environment.replace(a.expr)) for group in found for a in group]
 
 
 def defined_numbers(mode: Any, fakes: Sequence[torch.Tensor]) -> dict[Any, Any]:
