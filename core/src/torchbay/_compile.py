@@ -152,6 +152,8 @@ class Dispatcher:
         thread was first, or a change to Python state has yet to show whether it is always made.
         """
         try:
+            if self._is_eager(call, observation):
+                return None
             refuse_obstacles(call, observation)
             is_settled = self._effects.is_settled(observation.changes)
             if not is_settled or self._is_covered(call, observation):
@@ -186,13 +188,20 @@ class Dispatcher:
         graphs = (entry for entry in self.entries if isinstance(entry, Specialization))
         return next((entry for entry in graphs if entry.match(args, kwargs) is not None), None)
 
+    def _is_eager(self, call: Call, observation: Observation) -> bool:
+        """Whether such calls are known to fit no graph: another thread was first."""
+        with observation.as_before():
+            entries = [e for e in self.entries if e.match(call.args, call.kwargs) is not None]
+        return bool(entries) and all(isinstance(entry, EagerRoute) for entry in entries)
+
     def _is_covered(self, call: Call, observation: Observation) -> bool:
         """Whether such a call is served already: another thread was first."""
         with observation.as_before():
             return any(
-                isinstance(entry, EagerRoute) or entry.covers(observation.record)
+                entry.covers(observation.record)
                 for entry in self.entries
-                if entry.match(call.args, call.kwargs) is not None
+                if isinstance(entry, Specialization)
+                and entry.match(call.args, call.kwargs) is not None
             )
 
     def _limit(self, group: Specialization | None) -> str | None:

@@ -260,7 +260,7 @@ _MOST_FORKS = 64
 class _Route:
     """How the code of a node reaches inputs, what forks handed on, and its own outputs."""
 
-    def __init__(self, path: Path, forks: Sequence[Fork]) -> None:
+    def __init__(self, path: Path, forks: Sequence[Fork], *, is_leaf: bool = False) -> None:
         self._forks = forks
         self._names = path.trace.names
         reached = {f"inputs[{i}]": fake for i, fake in enumerate(path.trace.fakes)}
@@ -268,7 +268,8 @@ class _Route:
             for slot, index in enumerate(fork.gives):
                 if index < len(stage.values) and isinstance(stage.values[index], torch.Tensor):
                     reached[f"step_{stage.level}[{slot}]"] = stage.values[index]
-        reached |= {f"raw[{i}]": fake for i, fake in enumerate(path.lowered.outputs)}
+        if is_leaf:
+            reached |= {f"raw[{i}]": fake for i, fake in enumerate(path.lowered.outputs)}
         self.symbols = symbols_of(reached)
         self.input_count = len(path.trace.fakes)
 
@@ -319,7 +320,7 @@ def _emit_leaf(
     path: Path, guards: GuardFunction, forks: list[Fork], leaf: Leaf, lines: list[str]
 ) -> None:
     trace, lowered = path.trace, path.lowered
-    route = _Route(path, forks)
+    route = _Route(path, forks, is_leaf=True)
     sources = (*trace.effects, trace.result)
     is_needed = any("inputs[" in source for source in sources) or bool(lowered.written)
     results = [route.source(result) for result in lowered.results]
@@ -393,6 +394,7 @@ def _emitted(
         "inference_execution": inference_execution,
         "match": guards.match,
         "math": math,
+        "torch": torch,
         "plain_execution": plain_execution,
         "refuses": built.refuses if built is not None else None,
         **more,

@@ -205,14 +205,14 @@ class RelationGuard:
         return cls(path, relation, _INPUT.sub(r"inputs[\1]", expression), accesses, where)
 
     def source(self, names: Names) -> str:
-        names.values.setdefault("math", math)
+        names.values |= _FUNCTIONS
         return f"({self.expression})"
 
     def mismatch(self, variables: Mapping[str, Any]) -> Mismatch | None:
         found = {number: _look(access, variables) for number, access in self.accesses.items()}
         inputs = {number: value for number, (_, value) in found.items()}
         try:
-            if eval(self.expression, {"inputs": inputs, "math": math}):  # noqa: S307 - our own source
+            if eval(self.expression, {"inputs": inputs, **_FUNCTIONS}):  # noqa: S307 - our own source
                 return None
         except CANNOT_LOOK:
             pass
@@ -221,6 +221,7 @@ class RelationGuard:
         return Mismatch(self.path, f"{self.relation}{line}", seen)
 
 
+_FUNCTIONS = {"math": math, "torch": torch}
 _INPUT = re.compile(r"L\['t(\d+)'\]")
 
 
