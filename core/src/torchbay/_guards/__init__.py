@@ -14,6 +14,7 @@ from torchbay._guards._emit import GuardFunction, compile_source, emit
 from torchbay._guards._kinds import (
     ContainerGuard,
     EnvironmentGuard,
+    FastPathGuard,
     Guard,
     IdentityGuard,
     Mismatch,
@@ -51,7 +52,9 @@ def guards_of_graph(
     call: Call, observation: Observation, trace: Trace, written: Sequence[int]
 ) -> GuardFunction:
     """Guard everything a graph relied on: the call, the Python values read, tensors, sizes."""
-    read = [EnvironmentGuard(name, value) for name, value in observation.environment.items()]
+    variables = observation.environment.items()
+    read: list[Guard] = [EnvironmentGuard(name, value) for name, value in variables]
+    read += [FastPathGuard()] if observation.reads_fast_path else []
     return _emitted(call, observation.watched, read, trace.inputs, written, trace)
 
 

@@ -14,13 +14,14 @@ import torch
 
 from torchbay._source import Names
 from torchbay._structure import Form, same_value, take_apart, value_test
-from torchbay._torch_compat import function_mode_count
+from torchbay._torch_compat import fast_path_enabled, function_mode_count
 
 __all__ = [
     "CANNOT_LOOK",
     "AmbientGuard",
     "ContainerGuard",
     "EnvironmentGuard",
+    "FastPathGuard",
     "Guard",
     "IdentityGuard",
     "Mismatch",
@@ -298,6 +299,23 @@ class EnvironmentGuard:
         del variables
         seen = os.environ.get(self.name)
         return None if seen == self.value else Mismatch(self.path, repr(self.value), repr(seen))
+
+
+@attrs.frozen
+class FastPathGuard:
+    """PyTorch's transformers are let take their fused path, or are not, as they were."""
+
+    is_enabled: bool = attrs.field(factory=fast_path_enabled)
+    path: str = "torch.backends.mha.get_fastpath_enabled()"
+
+    def source(self, names: Names) -> str:
+        return f"{names.of(fast_path_enabled, 'fast_path_enabled')}() is {self.is_enabled}"
+
+    def mismatch(self, variables: Mapping[str, Any]) -> Mismatch | None:
+        del variables
+        seen = fast_path_enabled()
+        is_same = seen is self.is_enabled
+        return None if is_same else Mismatch(self.path, repr(self.is_enabled), repr(seen))
 
 
 @attrs.frozen(eq=False)

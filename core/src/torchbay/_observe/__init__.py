@@ -42,6 +42,7 @@ from torchbay._observe._snapshot import Change, Snapshot, is_same
 from torchbay._observe._state import is_unwatchable
 from torchbay._reason import CannotServe, Reason
 from torchbay._torch_compat import compiler_flag
+from torchbay._torch_encoder import padded_encoders
 
 __all__ = [
     "BATCH_NORMS",
@@ -85,6 +86,7 @@ class Observation:
         obstacles: Why the call can never be in a graph, if it cannot.
         codes: A user's code that ran, with its globals.
         environment: The environment variables that were read, with their values.
+        reads_fast_path: Whether an encoder would drop padding only with its fast path enabled.
     """
 
     result: Any
@@ -96,6 +98,7 @@ class Observation:
     obstacles: tuple[Reason, ...]
     codes: Mapping[CodeType, dict[str, Any]]
     environment: Mapping[str, str | None]
+    reads_fast_path: bool
 
     @property
     def record(self) -> int:
@@ -114,7 +117,7 @@ def observe(call: Call, reach: Reach) -> Observation:
     snapshot, tensors, randomness = Snapshot(reach), _Tensors(call, reach), _python_randomness()
     recorder = OpRecorder()
     profile = ProfileRecorder(recorder)
-    with compiler_flag(), recorder, profiled(profile):
+    with compiler_flag(), padded_encoders(), recorder, profiled(profile):
         result = call.function(*call.args, **call.kwargs)
     changes = [*snapshot.changes(), *_argument_changes(call), *profile.effects]
     changes += [Change(late.path, None, None) for late in _late(reach, profile.user_codes)]
@@ -134,6 +137,7 @@ def observe(call: Call, reach: Reach) -> Observation:
         tuple(obstacles),
         profile.user_codes,
         profile.environment,
+        profile.reads_fast_path,
     )
 
 

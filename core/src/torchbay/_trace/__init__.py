@@ -28,6 +28,7 @@ from torchbay._torch_compat import (
     storage_id,
     trace_to_graph,
 )
+from torchbay._torch_encoder import padded_encoders
 from torchbay._torch_symbols import (
     bind,
     fake_of,
@@ -174,7 +175,7 @@ def trace(call: Call, observation: Observation, symbolic: Symbolic) -> Trace:
 def _traced(flat: Any, fakes: list[Any], mode: Any, snapshot: Snapshot) -> torch.fx.GraphModule:
     """Trace, and put Python state back: a fake tensor must not stay in a user's object."""
     try:
-        with compiler_flag(), python_randomness_kept(), mode:
+        with compiler_flag(), padded_encoders(), python_randomness_kept(), mode:
             return trace_to_graph(flat, fakes)
     except CannotServe:
         raise
