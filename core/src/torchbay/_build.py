@@ -8,14 +8,20 @@ from typing import Any
 import attrs
 import torch
 from torch.fx import GraphModule, Node
-from torch.fx.node import map_arg
 
 from torchbay._claims import complaint
-from torchbay._lower import INPUTS, Part, Place, Region, cut, lower_region
+from torchbay._lower import (
+    INPUTS,
+    Part,
+    Place,
+    Region,
+    cut,
+    lower_region,
+    named_arguments,
+)
 from torchbay._observe import unmoved_generators
 from torchbay._options import read as read_options
 from torchbay._registry import account
-from torchbay._source import Symbol
 from torchbay._torch_compat import compiler_flag
 from torchbay._torch_symbols import is_number
 from torchbay._trace import Trace
@@ -164,7 +170,7 @@ def _text_of(graph: GraphModule) -> str:
         what = _likeness(node.meta["val"]) if node.op == "placeholder" else str(node.target)
         if node.op == "get_attr":
             what = f"literal {id(getattr(graph, str(node.target)))}"
-        args, kwargs = map_arg((node.args, node.kwargs), lambda n: Symbol(names[n]))
+        args, kwargs = named_arguments(node, names)
         lines.append(f"{node.op} {what} {args} {kwargs}")
     return "\n".join(lines)
 

@@ -86,7 +86,7 @@ class Specializer:
         found = self._sizes.symbolic(call.tensors, state, call.numbers)
         return found if backend.capabilities.dynamic_shapes else Symbolic()
 
-    def _specialized(  # noqa: PLR0917 - one call and what is asked of it
+    def _specialized(
         self,
         call: Call,
         observation: Observation,
@@ -114,7 +114,7 @@ class Specializer:
             remedy=f"Installed backends that take it: {others}" if others else "",
         )
 
-    def _built_or_fallback(  # noqa: PLR0917 - one call and what is asked of it
+    def _built_or_fallback(
         self,
         call: Call,
         observation: Observation,
@@ -137,7 +137,7 @@ class Specializer:
         no_options = read_options(fallback, None, None)
         return self._built(call, observation, captured, fallback, no_options, group)
 
-    def _built(  # noqa: PLR0917 - one call and what is asked of it
+    def _built(
         self,
         call: Call,
         observation: Observation,

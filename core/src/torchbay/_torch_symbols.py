@@ -9,11 +9,10 @@ Nothing here is imported from torch before a graph is traced.
 
 from __future__ import annotations
 
-import functools
 import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 import attrs
 import torch
@@ -42,7 +41,7 @@ __all__ = [
 _NUMBERS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
-def is_number(value: object) -> bool:
+def is_number(value: object) -> TypeGuard[torch.SymInt | torch.SymFloat | torch.SymBool]:
     """Whether a value is a symbolic number."""
     return isinstance(value, _NUMBERS)
 
@@ -52,6 +51,13 @@ def has_symbols(fake: Any) -> bool:
     if not isinstance(fake, torch.Tensor):
         return is_number(fake)
     return any(map(is_number, (*fake.shape, *fake.stride())))
+
+
+READS = (
+    torch.ops.aten._local_scalar_dense.default,
+    torch.ops.aten.item.default,
+)
+"""Operators that read a number from tensor data."""
 
 
 @attrs.frozen(eq=False)
@@ -95,128 +101,10 @@ def symbolic_mode(line: Callable[[], str], decided: Callable[[Decision], None]) 
     """
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    environment = _environment_class()(line, decided)
+    from torchbay._torch_environment import ObservedShapeEnv
+
+    environment = ObservedShapeEnv(line, decided)
     return FakeTensorMode(shape_env=environment, allow_non_fake_inputs=True)
-
-
-@functools.cache
-def _environment_class() -> Any:
-    from torch.fx.experimental import symbolic_shapes as shapes
-
-    class ObservedShapeEnv(shapes.ShapeEnv):
-        """Answers what data decides from the observed run, and remembers that it was asked."""
-
-        def __init__(self, line: Callable[[], str], decided: Callable[[Decision], None]) -> None:
-            super().__init__()
-            self._line = line
-            self._decided = decided
-            self._known: dict[Any, Any] = {}
-            self.observed: dict[Any, Any] = {}
-            self.defined: dict[Any, Any] = {}
-            self.has_floats = False
-
-        def evaluate_sym_node(self, sym_node: Any, *args: Any, **kwargs: Any) -> Any:
-            # Rules of real numbers do not hold for floats: only v == v tells whether v is a NaN.
-            if self.has_floats and _reads_float(number := _number_of(sym_node)):
-                return self._decide(sym_node, number, _computed(number))
-            try:
-                return super().evaluate_sym_node(sym_node, *args, **kwargs)
-            except shapes.GuardOnDataDependentSymNode:
-                value = self.value_of(sym_node.expr)
-                if value is None:
-                    raise
-                return self._decide(sym_node, _number_of(sym_node), value)
-
-        def _decide(self, sym_node: Any, number: Any, value: Any) -> Any:
-            import sympy
-
-            key = _key_of(number if _reads_float(number) else sym_node.expr)
-            if key not in self._known:
-                self._known[key] = outcome = sym_node.pytype(value)
-                self._decided(Decision(number, sym_node.expr, outcome, self._line()))
-            return sympy.sympify(self._known[key])
-
-        def value_of(self, expression: Any) -> Any:
-            """Return what an expression came to in the observed run, or None."""
-            value = expression.xreplace(self.observed).xreplace(self.backed_values())
-            return None if getattr(value, "free_symbols", None) else value
-
-        def backed_values(self) -> Mapping[Any, Any]:
-            """Return the value each symbol of an input has."""
-            values: Mapping[Any, Any] = getattr(self, _BACKED)
-            return values
-
-        def _get_sloc(self, framework_loc: str | None = None) -> Any:
-            del framework_loc
-            return shapes.SLoc(self._line(), None)
-
-    _BACKED = (
-        "backed_var_to_val" if hasattr(shapes.ShapeEnv(), "backed_var_to_val") else "var_to_val"
-    )
-    return ObservedShapeEnv
-
-
-def _key_of(asked: Any) -> Any:
-    return asked.node if isinstance(asked, _NUMBERS) else asked
-
-
-def _number_of(sym_node: Any) -> Any:
-    """Return the symbolic number of a node, if the graph being traced computes it."""
-    from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot
-
-    kinds = {bool: torch.SymBool, int: torch.SymInt, float: torch.SymFloat}
-    number: Any = kinds[sym_node.pytype](sym_node)
-    mode = get_proxy_mode()
-    if mode is None or get_proxy_slot(number, mode.tracer, None) is None:
-        return None
-    return number
-
-
-def _node_of(number: Any) -> Any:
-    """Return the node of the graph being traced that computes a number."""
-    from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot
-
-    mode = get_proxy_mode()
-    assert mode is not None, "only asked while a graph is traced"
-    return get_proxy_slot(number, mode.tracer).force().node
-
-
-def _reads_float(number: Any) -> bool:
-    """Whether a float read from tensor data is part of how a number is computed."""
-    if number is None:
-        return False
-    pending = [_node_of(number)]
-    while pending:
-        node = pending.pop()
-        if isinstance(node.meta.get("val"), torch.SymFloat) and node.target in READS:
-            return True
-        pending += [n for n in node.all_input_nodes if is_number(n.meta.get("val"))]
-    return False
-
-
-READS = (
-    torch.ops.aten._local_scalar_dense.default,
-    torch.ops.aten.item.default,
-)
-
-
-def _computed(number: Any) -> Any:
-    """Compute a number as the program did, from what the observed run read."""
-
-    def compute(node: Any) -> Any:
-        if not isinstance(node, torch.fx.Node):
-            return concrete(node) if is_number(node) else node
-        value = node.meta["val"]
-        if node.op == "placeholder" or not _is_arithmetic(node):
-            return concrete(value)
-        return node.target(*map(compute, node.args))
-
-    return compute(_node_of(number))
-
-
-def _is_arithmetic(node: Any) -> bool:
-    """Whether a node computes a number from numbers."""
-    return node.op == "call_function" and not isinstance(node.target, torch._ops.OpOverload)
 
 
 def bind(number: Any, value: Any) -> None:
@@ -378,7 +266,7 @@ def keep_symbols(mode: Any, node: torch.fx.Node, result: Any) -> None:
     rebind_unbacked(mode.shape_env, node, result)
 
 
-_INFIX = {
+_INFIX: dict[Any, str] = {
     operator.add: "+",
     operator.sub: "-",
     operator.mul: "*",
@@ -411,10 +299,11 @@ def number_source(
         return repr(node)
     if node.op == "placeholder" or not is_number(node.meta["val"]):
         return place(node)
+    arguments: Any = node.args
     if node.target in READS:
-        return f"{place(node.args[0])}.item()"
+        return f"{place(arguments[0])}.item()"
     if isinstance(node.target, torch._ops.OpOverload):
-        what, *rest = node.args
+        what, *rest = arguments
         return f"{place(what)}.{_METADATA[node.target]}({', '.join(map(repr, rest))})"
     parts = [number_source(argument, place, name) for argument in node.args]
     if (infix := _INFIX.get(node.target)) is not None:

@@ -184,14 +184,15 @@ def grow(tree: tuple[Node, GuardFunction] | None, path: Path, build: Build) -> G
         _hand_on(fork, stage, build)
     if isinstance(following, Leaf) and root is not None:
         # It is served already, unless an executable there refuses such calls.
-        may_refuse = any(node.refuses is not None for node in (*shared, following))
+        passed: list[Node] = [*shared, following]
+        may_refuse = any(node.refuses is not None for node in passed)
         return None if may_refuse else Grown(root, following, path.guards())
     forks, leaf = _built_nodes(path, shared, build)
     guards = path.guards()
     # Behind guards that are not its own, a path looks for its inputs itself.
     is_foreign = tree is not None and not guards.is_like(tree[1])
-    _emit(path, guards, [*forks, leaf], len(shared), is_matching=is_foreign)
     nodes: list[Node] = [*forks, leaf]
+    _emit(path, guards, nodes, len(shared), is_matching=is_foreign)
     for position in range(max(len(shared) - 1, 0), len(stages)):
         forks[position].branches[_key(stages[position].gate.value)] = nodes[position + 1]
     return Grown(root or nodes[0], leaf, guards)
@@ -283,7 +284,7 @@ class _Route:
         """Return the name of a function or an object."""
         return self._names.of(value, str(getattr(value, "__name__", "value")))
 
-    def source(self, source: Source) -> str:
+    def source(self, source: Source | Stage) -> str:
         """Return an expression for something.
 
         Raises:
@@ -329,8 +330,9 @@ def _emit_leaf(
         body.append(f"out = [{', '.join(results)}]")
     if forks:
         body.append("leaf.calls += 1")
-    more = {"leaf": leaf, "built": leaf.built, "result": trace.result}
-    leaf.source, leaf.run = _emitted(path, guards, body, len(forks) + 1, **more)
+    leaf.source, leaf.run = _emitted(
+        path, guards, body, len(forks) + 1, built=leaf.built, result=trace.result, leaf=leaf
+    )
 
 
 def _matching_lines() -> list[str]:

@@ -65,7 +65,7 @@ def guards_of_call(call: Call) -> GuardFunction:
     return _emitted(call, (), (), inputs, (), None)
 
 
-def _emitted(  # noqa: PLR0917 - everything there is to guard
+def _emitted(
     call: Call,
     watched: Sequence[Holder],
     read: Sequence[Guard],

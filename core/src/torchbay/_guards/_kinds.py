@@ -160,7 +160,7 @@ class NumberGuard:
 
     def mismatch(self, variables: Mapping[str, Any]) -> Mismatch | None:
         found, seen = _look(self.access, variables)
-        if found and type(seen) is self.kind and math.isfinite(seen):
+        if found and type(seen) is self.kind and math.isfinite(seen):  # type: ignore[arg-type]
             return None
         return Mismatch(self.path, f"a finite {self.kind.__name__}", _brief(seen))
 

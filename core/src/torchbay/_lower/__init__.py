@@ -25,7 +25,7 @@ from torchbay._lower._places import (
     is_alike,
     view_between,
 )
-from torchbay._lower._prune import has_effect, prune, with_outputs
+from torchbay._lower._prune import has_effect, named_arguments, prune, with_outputs
 from torchbay._lower._regions import Region, cut
 from torchbay._lower._stages import Part, Stage, Stages, without_unused_inputs
 from torchbay._reason import CannotServe
@@ -47,6 +47,7 @@ __all__ = [
     "cut",
     "lower",
     "lower_region",
+    "named_arguments",
 ]
 
 aten = torch.ops.aten

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch.fx import Graph, GraphModule, Node
+from torch.fx.node import map_arg
 
+from torchbay._source import Symbol
 from torchbay._torch_compat import OpOverload, argument_of, writes_of
 
-__all__ = ["has_effect", "is_random", "is_write", "prune", "with_outputs"]
+__all__ = ["has_effect", "is_random", "is_write", "named_arguments", "prune", "with_outputs"]
 
 
 def is_random(node: Node) -> bool:
@@ -47,6 +50,14 @@ def has_effect(node: Node) -> bool:
         # Whatever else stands in a graph, nobody knows what it does.
         or not (is_operator or is_python)
     )
+
+
+def named_arguments(node: Node, names: Mapping[Node, str]) -> tuple[Any, Any]:
+    """Return a node's arguments, to be shown, with names in place of nodes."""
+    given: Any = (node.args, node.kwargs)
+    show: Any = lambda used: Symbol(names[used])  # noqa: E731 - fx types what arguments may be
+    args, kwargs = map_arg(given, show)
+    return args, kwargs
 
 
 def with_outputs(module: GraphModule, outputs: Sequence[Node]) -> GraphModule:

@@ -14,7 +14,6 @@ from typing import Any
 import attrs
 import torch
 from torch.fx import Graph, GraphModule, Node
-from torch.fx.node import map_arg
 
 from torchbay._lower._places import (
     INPUTS,
@@ -22,14 +21,12 @@ from torchbay._lower._places import (
     Place,
     Route,
     Source,
-    View,
     base_of,
     places_of,
     view_between,
 )
-from torchbay._lower._prune import is_random
+from torchbay._lower._prune import is_random, named_arguments
 from torchbay._observe import Gate
-from torchbay._source import Symbol
 from torchbay._torch_symbols import is_number, number_leaves, number_source
 from torchbay._trace import Input, TracedGate
 
@@ -227,7 +224,7 @@ class Stages:
         names = {node: self._name_of(self._places[node]) for node in taken}
         lines = []
         for number, node in enumerate(inside):
-            args, kwargs = map_arg((node.args, node.kwargs), lambda n: Symbol(names[n]))
+            args, kwargs = named_arguments(node, names)
             names[node] = f"<{number}>"
             target = _literal(self._module, node) if node.op == "get_attr" else node.target
             lines.append(f"{target} {args} {kwargs}")

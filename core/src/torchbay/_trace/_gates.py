@@ -170,4 +170,4 @@ def _assumed(assumption: Assumption, numbers: dict[Any, Any]) -> TracedGate:
     source = size_source(assumption.condition, values)
     reader = eval(f"lambda {', '.join(values.values())}: bool({source})", {})  # noqa: S307 - our own
     reader.__name__ = str(assumption)
-    return TracedGate(Gate(reader, (), True, ""), tuple(numbers[symbol] for symbol in symbols))  # noqa: FBT003
+    return TracedGate(Gate(reader, (), True, ""), tuple(numbers[symbol] for symbol in symbols))
