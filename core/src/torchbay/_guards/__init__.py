@@ -29,6 +29,7 @@ from torchbay._guards._kinds import (
     TensorGuard,
     ValueGuard,
     float_tensor,
+    kind_of,
     tensor_facts,
 )
 from torchbay._observe import Holder, Observation, Reading
@@ -45,6 +46,7 @@ __all__ = [
     "compile_source",
     "guards_of_call",
     "guards_of_graph",
+    "kind_of",
 ]
 
 
