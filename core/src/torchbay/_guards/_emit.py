@@ -15,10 +15,10 @@ import torch
 from torchbay._guards._kinds import (
     CANNOT_LOOK,
     AmbientGuard,
-    DistinctGuard,
     Guard,
     Mismatch,
     TensorGuard,
+    UniqueTensorsGuard,
 )
 from torchbay._source import Names
 from torchbay._structure import is_plain, same_value
@@ -101,8 +101,8 @@ def emit(
         "are_alike": are_alike,
         "CANNOT_LOOK": CANNOT_LOOK,
     }
-    ambient, distinct = AmbientGuard(), _distinct(tensors)
-    guards = (*before, ambient, *tensors, *distinct, *after)
+    ambient, unique = AmbientGuard(), _unique(tensors)
+    guards = (*before, ambient, *tensors, *unique, *after)
     sources = {id(guard): guard.source(names) for guard in guards}
     body = _refusals([sources[id(guard)] for guard in before])
     body += _input_list(tensors, numbers)
@@ -125,9 +125,9 @@ def emit(
     return GuardFunction(guards, source, function, function.__globals__, texts)
 
 
-def _distinct(tensors: Sequence[TensorGuard]) -> list[DistinctGuard]:
+def _unique(tensors: Sequence[TensorGuard]) -> list[UniqueTensorsGuard]:
     places = tuple((guard.path, guard.access) for guard in tensors)
-    return [DistinctGuard(places)] if len(places) > 1 else []
+    return [UniqueTensorsGuard(places)] if len(places) > 1 else []
 
 
 def _input_list(guards: Sequence[TensorGuard], numbers: Sequence[str]) -> list[str]:
