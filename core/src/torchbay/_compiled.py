@@ -17,7 +17,13 @@ from torchbay._compile import Dispatcher
 from torchbay._settings import Settings
 from torchbay.errors import InvalidArgument
 
-__all__ = ["CompiledFunction", "CompiledModule", "compile", "dispatcher_of"]
+__all__ = [
+    "CompiledFunction",
+    "CompiledModule",
+    "compile",
+    "dispatcher_of",
+    "leading_arguments",
+]
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -338,3 +344,14 @@ def dispatcher_of(compiled: Any) -> Dispatcher:
     raise InvalidArgument(
         f"{compiled!r} is not compiled", remedy="Pass what torchbay.compile returned"
     )
+
+
+def leading_arguments(compiled: Any) -> Callable[[], tuple[Any, ...]]:
+    """Return what returns the arguments before those of a call: for a method, its instance."""
+    if not isinstance(compiled, _BoundFunction):
+        return tuple
+    try:
+        instance = weakref.ref(compiled.__self__)
+    except TypeError:
+        return tuple
+    return lambda: (instance(),)

@@ -93,14 +93,15 @@ class View:
 
     def source(self, route: Route) -> str:
         """Return an expression that makes the view."""
-
         numbers = {symbol: number.source(route) for symbol, number in self.numbers.items()}
         symbols = {**route.symbols, **numbers}
 
         def sizes(values: Sequence[Any]) -> str:
             return f"({''.join(size_source(value, symbols) + ', ' for value in values)})"
 
-        geometry = f"{sizes(self.sizes)}, {sizes(self.strides)}, {size_source(self.offset, symbols)}"
+        geometry = (
+            f"{sizes(self.sizes)}, {sizes(self.strides)}, {size_source(self.offset, symbols)}"
+        )
         base = f"{route.place(self.base)}{'.detach()' if self.is_detached else ''}"
         return f"{route.name(remake)}({base}, {geometry})"
 
@@ -152,9 +153,7 @@ def view_between(
     """Describe one fake tensor as a view of another with the same storage."""
     offset = result.storage_offset() - base.storage_offset()
     is_detached = base.requires_grad and not result.requires_grad
-    return View(
-        place, tuple(result.shape), tuple(result.stride()), offset, numbers, is_detached
-    )
+    return View(place, tuple(result.shape), tuple(result.stride()), offset, numbers, is_detached)
 
 
 def defining_nodes(graph: Graph) -> dict[Any, Node]:
@@ -167,7 +166,9 @@ def defining_nodes(graph: Graph) -> dict[Any, Node]:
 def symbols_of_view(value: torch.Tensor) -> set[Any]:
     """Return the symbols in the sizes and strides of a fake tensor."""
     geometry = (*value.shape, *value.stride(), value.storage_offset())
-    return {symbol for size in geometry if is_number(size) for symbol in size.node.expr.free_symbols}
+    return {
+        symbol for size in geometry if is_number(size) for symbol in size.node.expr.free_symbols
+    }
 
 
 def base_of(node: Node) -> Node:
