@@ -12,7 +12,7 @@ import attrs
 from torchbay._observe._reach import Holder, Reach
 from torchbay._structure import is_plain, same_value
 
-__all__ = ["ABSENT", "Change", "Effect", "Snapshot", "is_same"]
+__all__ = ["ABSENT", "Change", "Effect", "Snapshot", "is_same", "put"]
 
 
 class _Absent:
@@ -151,6 +151,17 @@ def _put_back(holder: Holder, before: Mapping[Any, Any]) -> None:
         _set_attributes(holder.owner, before, _copy(holder))
     elif not isinstance(container, MappingProxyType):
         _refill(container, before, is_whole=holder.is_whole)
+
+
+def put(holder: Holder, key: Any, value: Any) -> None:
+    """Let a container hold a value under a key."""
+    container = holder.container
+    if isinstance(container, CellType):
+        container.cell_contents = value
+    elif isinstance(container, FunctionType) or holder.is_namespace:
+        setattr(holder.owner, key, value)
+    else:
+        container[key] = value
 
 
 def _fill(cell: CellType, before: Mapping[Any, Any]) -> None:

@@ -15,6 +15,7 @@ from torchbay._observe import (
     Observation,
     Reach,
     Reading,
+    put,
     python_randomness_kept,
 )
 from torchbay._reason import CannotServe, Reason
@@ -93,8 +94,8 @@ class Trace:
         graph: In-place operators and all. Its outputs are the new tensors and numbers of effects
             and of the result, then what the gates read.
         inputs: State first, then the call's tensors.
-        numbers: The numbers that follow them, as given to the call: ints, and floats as
-            0-dimensional float64 tensors.
+        numbers: The numbers that follow them, given to the call or found in containers that it
+            counts in: ints, and floats as 0-dimensional float64 tensors.
         fakes: What stood for each of them in the trace; a symbol for an int.
         result: An expression over ``out``, ``inputs`` and ``args`` that makes the result.
         effects: Statements that leave in containers what the call left there.
@@ -107,7 +108,7 @@ class Trace:
 
     graph: torch.fx.GraphModule
     inputs: tuple[Input, ...]
-    numbers: tuple[Item, ...]
+    numbers: tuple[Item | Reading, ...]
     fakes: tuple[Any, ...]
     result: str
     effects: tuple[str, ...]
@@ -126,7 +127,8 @@ def trace(call: Call, observation: Observation, symbolic: Symbolic) -> Trace:
         CannotServe: The call cannot be in a graph, or its two runs differ.
     """
     inputs = _inputs_of(call, observation)
-    numbers = _numbers_of(call, symbolic)
+    numbers: tuple[Item | Reading, ...] = _numbers_of(call, symbolic)
+    numbers += _counted_numbers(observation, symbolic)
     answers = GateAnswers(observation.gates, is_symbolic=symbolic.reads)
     mode = symbolic_mode(user_line, answers.decided)
     fakes = [
@@ -149,9 +151,11 @@ def trace(call: Call, observation: Observation, symbolic: Symbolic) -> Trace:
     def flat(*given: Any) -> list[Any]:
         nonlocal outputs
         pairs = zip(numbers, given[len(inputs) :], strict=True)
-        stand_ins = {item.path: _number(number, item.value) for item, number in pairs}
-        args, kwargs = call.around(_distinct(call, by_tensor), stand_ins)
+        stand_ins = [(place, _number(number, place.value)) for place, number in pairs]
+        given_numbers = {place.path: n for place, n in stand_ins if isinstance(place, Item)}
+        args, kwargs = call.around(_distinct(call, by_tensor), given_numbers)
         epilogue.expect(args, kwargs)
+        _put_numbers(observation, stand_ins)
         substitution, direct = Substitution(by_tensor, answers, known), operators_called_directly
         with direct(_call), tracer, substitution, fake_tolist(answers.tolist):
             value = call.function(*args, **kwargs)
@@ -219,6 +223,29 @@ def _numbers_of(call: Call, symbolic: Symbolic) -> tuple[Item, ...]:
     return tuple(
         item for item in call.numbers if item.path in symbolic.numbers and math.isfinite(item.value)
     )
+
+
+def _counted_numbers(observation: Observation, symbolic: Symbolic) -> tuple[Reading, ...]:
+    """Return the numbers in containers that the call moves: the next call finds others there.
+
+    Raises:
+        CannotServe: Numbers cannot be left open.
+    """
+    found = tuple(r for r in observation.counted if math.isfinite(r.value))
+    if observation.counted and not (symbolic.reads and len(found) == len(observation.counted)):
+        raise CannotServe(
+            f"every call changes Python state: {observation.counted[0].path}, a number",
+            remedy="Return the value instead of storing it, or keep it in a tensor",
+        )
+    return found
+
+
+def _put_numbers(observation: Observation, stand_ins: Sequence[tuple[Item | Reading, Any]]) -> None:
+    """Let containers hold the symbols of their numbers while the call is traced."""
+    holders = {id(holder.container): holder for holder in observation.watched}
+    for place, number in stand_ins:
+        if isinstance(place, Reading):
+            put(holders[id(place.holder)], place.key, number)
 
 
 def _symbolic_dims(entry: Input, symbolic: Symbolic) -> frozenset[int]:
