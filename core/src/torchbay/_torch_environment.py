@@ -24,6 +24,8 @@ class ObservedShapeEnv(shapes.ShapeEnv):
         observed: What each symbol read from data was in the observed run.
         defined: The number that each of them stands for.
         has_floats: Whether any of them is a float.
+        is_declaring: Whether what is decided is what the caller declared, and no line's doing.
+        serving_all: Where sizes are from that are symbols even if they are 0 or 1.
     """
 
     def __init__(self, line: Callable[[], str], decided: Callable[[Decision], None]) -> None:
@@ -34,6 +36,14 @@ class ObservedShapeEnv(shapes.ShapeEnv):
         self.observed: dict[Any, Any] = {}
         self.defined: dict[Any, Any] = {}
         self.has_floats = False
+        self.is_declaring = False
+        self.serving_all: set[Any] = set()
+
+    def create_symbol(self, val: Any, source: Any, *args: Any, **kwargs: Any) -> Any:
+        """Return a symbol, or the size itself where it is 0 or 1."""
+        if source in self.serving_all:
+            kwargs["do_not_specialize_zero_one"] = True
+        return super().create_symbol(val, source, *args, **kwargs)
 
     def evaluate_sym_node(self, sym_node: Any, *args: Any, **kwargs: Any) -> Any:
         """Return what a number or condition comes to, which becomes a guard or a gate."""
@@ -68,7 +78,7 @@ class ObservedShapeEnv(shapes.ShapeEnv):
 
     def _get_sloc(self, framework_loc: str | None = None) -> Any:
         del framework_loc
-        return _SLoc(self._line(), None)
+        return _SLoc("" if self.is_declaring else self._line(), None)
 
 
 def _number_of(sym_node: Any) -> Any:
