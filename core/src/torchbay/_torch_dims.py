@@ -11,7 +11,7 @@ import torch
 
 from torchbay._torch_symbols import is_number
 
-__all__ = ["DimSpec", "declare", "dim_spec", "fixing_line", "tie"]
+__all__ = ["DimSpec", "declare", "declaring", "dim_spec", "fixing_line", "tie"]
 
 
 def declare(size: Any, low: int | None, high: int | None, hint: int | None) -> None:
@@ -19,7 +19,7 @@ def declare(size: Any, low: int | None, high: int | None, hint: int | None) -> N
     if not isinstance(size, torch.SymInt):
         return
     environment: Any = size.node.shape_env
-    with _declaring(environment):
+    with declaring(environment):
         bool(low is None or size >= low)
         bool(high is None or size <= high)
     if hint is not None:
@@ -30,12 +30,12 @@ def tie(size: Any, other: Any) -> None:
     """Have two sizes be equal, one of which is symbolic, as they are in the observed run."""
     environment = next((s.node.shape_env for s in (size, other) if is_number(s)), None)
     if environment is not None:
-        with _declaring(environment):
+        with declaring(environment):
             bool(size == other)
 
 
 @contextlib.contextmanager
-def _declaring(environment: Any) -> Iterator[None]:
+def declaring(environment: Any) -> Iterator[None]:
     """Let what is decided meanwhile be on the account of no line of the program."""
     environment.is_declaring = True
     try:
@@ -48,7 +48,7 @@ def fixing_line(size: Any) -> str | None:
     """Return the line of the program that fixed a symbolic size, or None if none did."""
     if not isinstance(size, torch.SymInt):
         return None
-    expression = size.node._expr  # noqa: SLF001 - as it was before anything was decided
+    expression = size.node._expr
     environment: Any = size.node.shape_env
     if not environment.simplify(expression).is_number:
         return None

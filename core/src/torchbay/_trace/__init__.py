@@ -28,7 +28,7 @@ from torchbay._torch_compat import (
     storage_id,
     trace_to_graph,
 )
-from torchbay._torch_dims import declare, tie
+from torchbay._torch_dims import declare, declaring, tie
 from torchbay._torch_encoder import padded_encoders
 from torchbay._torch_symbols import (
     bind,
@@ -132,19 +132,11 @@ def trace(call: Call, observation: Observation, symbolic: Symbolic) -> Trace:
     numbers = _numbers_of(call, symbolic)
     answers = GateAnswers(observation.gates, is_symbolic=symbolic.reads)
     mode = symbolic_mode(user_line, answers.decided)
-    fakes = [
-        fake_of(
-            mode,
-            entry.tensor,
-            f"t{i}",
-            _symbolic_dims(entry, symbolic),
-            _dims_serving_all(entry, symbolic),
-        )
-        for i, entry in enumerate(inputs)
-    ]
-    open_numbers = [
-        _fake_number(mode, n.value, f"t{i}") for i, n in enumerate(numbers, len(inputs))
-    ]
+    with declaring(mode.shape_env):
+        fakes = [_fake(mode, entry, f"t{i}", symbolic) for i, entry in enumerate(inputs)]
+        open_numbers = [
+            _fake_number(mode, n.value, f"t{i}") for i, n in enumerate(numbers, len(inputs))
+        ]
     sizes = _sizes(inputs, fakes, numbers, open_numbers)
     _declare(symbolic.declared, sizes)
     positions = {id(entry.tensor): i for i, entry in enumerate(inputs)}
@@ -236,6 +228,11 @@ def _numbers_of(call: Call, symbolic: Symbolic) -> tuple[Item, ...]:
 def _symbolic_dims(entry: Input, symbolic: Symbolic) -> frozenset[int]:
     found = (symbolic.dims.get(place.path, frozenset()) for place in entry.places)
     return frozenset().union(*found)
+
+
+def _fake(mode: Any, entry: Input, name: str, symbolic: Symbolic) -> torch.Tensor:
+    dims, serving_all = _symbolic_dims(entry, symbolic), _dims_serving_all(entry, symbolic)
+    return fake_of(mode, entry.tensor, name, dims, serving_all)
 
 
 def _dims_serving_all(entry: Input, symbolic: Symbolic) -> frozenset[int]:
