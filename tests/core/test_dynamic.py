@@ -529,7 +529,8 @@ def test_lets_a_batch_grow_in_any_storage_order(layout, recording):
         assert result.stride() == expected.stride()
     assert graphs(compiled) == 2
     for n in (1, 0, 1, 0, 4):
-        assert torch.equal(compiled(x := layout(n)), flat(x))
+        x = layout(n)
+        assert torch.equal(compiled(x), flat(x))
     assert graphs(compiled) <= 4
 
 
@@ -584,6 +585,14 @@ def test_guards_relations_of_sizes(function, sizes, most, recording):
     assert graphs(compiled) <= most
 
 
+def test_survives_relations_that_divide_by_zero(recording):
+    def function(x):
+        return torch.chunk(x, 2, 0)[-1].sum()
+
+    compiled = torchbay.compile(function, backend=recording, fullgraph=True)
+    assert_right(compiled, function, *((torch.randn(n, 3),) for n in (2, 5, 4, 0, 1, 7)))
+
+
 def test_names_the_line_that_relates_sizes(recording):
     compiled = torchbay.compile(equal_sizes, backend=recording, dynamic=True)
     compiled(torch.ones(3), torch.ones(3))
@@ -632,7 +641,10 @@ def test_serves_sizes_that_are_values(function, recording):
         assert type(result) is type(expected)
         if isinstance(expected, dict):
             assert [*map(type, result)] == [*map(type, expected)]
-        torch.testing.assert_close(result, expected, rtol=0, atol=0)
+        if isinstance(expected, str):
+            assert result == expected
+        else:
+            torch.testing.assert_close(result, expected, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize(
@@ -640,7 +652,7 @@ def test_serves_sizes_that_are_values(function, recording):
     [
         ([0.1, 0.25, 0.3, 7.5], 2),
         ([3, 4, 9, 2**31, 2**40, -5], 2),
-        ([1.0, -0.0, 0.0, -2.5], 2),
+        ([1.0, -0.0, 0.0, -2.5], 3),
         ([1.5, math.inf, -math.inf, math.nan, 2.5, math.nan, 3.5], 5),
         ([True, False, True], 2),
         ([1, 1.0, True, 2, 2.0, False], 6),
@@ -650,7 +662,7 @@ def test_serves_sizes_that_are_values(function, recording):
 )
 def test_serves_numbers_that_change(values, most, recording):
     def function(x, k):
-        return x * k, x / k if k else x
+        return x * k, x / k if k != 0 else x
 
     compiled = torchbay.compile(function, backend=recording, fullgraph=True)
     for k in values:
