@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -21,7 +21,7 @@ from torchbay._observe import (
 from torchbay._reason import CannotServe, Reason
 from torchbay._source import Names, is_user_file, user_line
 from torchbay._structure import tensors_in
-from torchbay._symbolic import Symbolic
+from torchbay._symbolic import Declarations, Symbolic
 from torchbay._torch_compat import (
     compiler_flag,
     fake_tolist,
@@ -29,6 +29,7 @@ from torchbay._torch_compat import (
     storage_id,
     trace_to_graph,
 )
+from torchbay._torch_dims import declare, declaring, tie
 from torchbay._torch_encoder import padded_encoders
 from torchbay._torch_symbols import (
     bind,
@@ -103,6 +104,7 @@ class Trace:
         gates: What Python read of tensor data, or decided from it, in order.
         is_inference: Whether the program made its result in an inference mode of its own.
         mode: The mode that made the fakes in the graph; it knows their symbols.
+        sizes: What stands for every size and open number, as declarations name them.
         check: Raises CannotServe if more was assumed of numbers than the gates check.
     """
 
@@ -116,6 +118,7 @@ class Trace:
     gates: tuple[TracedGate, ...]
     is_inference: bool
     mode: Any
+    sizes: Mapping[tuple[str, int], Any]
     names: Names
     check: Callable[[Any], None]
 
@@ -131,13 +134,13 @@ def trace(call: Call, observation: Observation, symbolic: Symbolic) -> Trace:
     numbers += _counted_numbers(observation, symbolic)
     answers = GateAnswers(observation.gates, is_symbolic=symbolic.reads)
     mode = symbolic_mode(user_line, answers.decided)
-    fakes = [
-        fake_of(mode, entry.tensor, f"t{i}", _symbolic_dims(entry, symbolic))
-        for i, entry in enumerate(inputs)
-    ]
-    open_numbers = [
-        _fake_number(mode, n.value, f"t{i}") for i, n in enumerate(numbers, len(inputs))
-    ]
+    with declaring(mode.shape_env):
+        fakes = [_fake(mode, entry, f"t{i}", symbolic) for i, entry in enumerate(inputs)]
+        open_numbers = [
+            _fake_number(mode, n.value, f"t{i}") for i, n in enumerate(numbers, len(inputs))
+        ]
+    sizes = _sizes(inputs, fakes, numbers, open_numbers)
+    _declare(symbolic.declared, sizes)
     positions = {id(entry.tensor): i for i, entry in enumerate(inputs)}
     positions |= {id(fake): i for i, fake in enumerate(fakes)}
     by_tensor = {id(entry.tensor): fake for entry, fake in zip(inputs, fakes, strict=True)}
@@ -181,6 +184,7 @@ def trace(call: Call, observation: Observation, symbolic: Symbolic) -> Trace:
         tuple(answers.gates),
         _is_inference(observation.made, inputs),
         mode,
+        sizes,
         names,
         answers.check_nothing_new,
     )
@@ -251,6 +255,45 @@ def _put_numbers(observation: Observation, stand_ins: Sequence[tuple[Item | Read
 def _symbolic_dims(entry: Input, symbolic: Symbolic) -> frozenset[int]:
     found = (symbolic.dims.get(place.path, frozenset()) for place in entry.places)
     return frozenset().union(*found)
+
+
+def _fake(mode: Any, entry: Input, name: str, symbolic: Symbolic) -> torch.Tensor:
+    dims, serving_all = _symbolic_dims(entry, symbolic), _dims_serving_all(entry, symbolic)
+    return fake_of(mode, entry.tensor, name, dims, serving_all)
+
+
+def _dims_serving_all(entry: Input, symbolic: Symbolic) -> frozenset[int]:
+    paths = {place.path for place in entry.places}
+    said = symbolic.declared.items()
+    return frozenset(dim for (path, dim), one in said if path in paths and one.serves_all)
+
+
+def _sizes(
+    inputs: Sequence[Input],
+    fakes: Sequence[torch.Tensor],
+    numbers: Sequence[Item],
+    open_numbers: Sequence[Any],
+) -> dict[tuple[str, int], Any]:
+    """Return what stands for every size, and for every open number, as declarations name them."""
+    found: dict[tuple[str, int], Any] = {}
+    for entry, fake in zip(inputs, fakes, strict=True):
+        for place in entry.places:
+            found |= {(place.path, dim): size for dim, size in enumerate(fake.shape)}
+    named = zip(numbers, open_numbers, strict=True)
+    return found | {(item.path, -1): number for item, number in named}
+
+
+def _declare(declared: Declarations, sizes: Mapping[tuple[str, int], Any]) -> None:
+    """Have the symbols be as the caller declared them."""
+    given = [(said, sizes[key]) for key, said in declared.items() if key in sizes]
+    roots: dict[str, Any] = {}
+    for said, size in given:
+        declare(size, said.low, said.high, said.hint)
+        if said.same and said.derived is None:
+            tie(size, roots.setdefault(said.same, size))
+    for said, size in given:
+        if said.derived is not None:
+            tie(size, said.derived(roots[said.same]))
 
 
 def _fake_number(mode: Any, value: float, name: str) -> Any:
