@@ -25,7 +25,7 @@ from fragments import (
     valid_among,
 )
 from hypothesis import strategies as st
-from program import FORMS, Block, CallKind, Line, Program, Statement, place
+from program import FORMS, Block, Both, CallKind, Line, Program, Statement, place
 
 __all__ = ["BOXES", "programs"]
 
@@ -134,7 +134,7 @@ class _Author:
             self._mutate_random,
         ]
         nested = [*[self._branch] * 3, self._loop, self._loop_over, self._loop_on_data, self._try]
-        rare = [self._remember, self._change_python, self._change_argument]
+        rare = [self._remember, self._carry, self._change_python, self._change_argument]
         if self._chance(2):
             return self._pick(rare)()
         if depth < _DEEPEST and self._chance(20):
@@ -254,7 +254,7 @@ class _Author:
         condition = self._condition()
         taken = Block(f"if {condition}:", self._body(depth))
         if self._chance(40):
-            return _Both(taken, Block("else:", self._body(depth)))
+            return Both(taken, Block("else:", self._body(depth)))
         if self._chance(15):
             with self._inside():
                 return Block(taken.head, (*taken.body, self._return()))
@@ -295,27 +295,40 @@ class _Author:
         term, name = self._tensor(), self._fresh()
         body = (*self._body(depth), Line(f"{name} += 1"))
         head = f"while {name} < 3 and {term.source}.sum() < 4:"
-        return _Both(Line(f"{name} = 0"), Block(head, body))
+        return Both(Line(f"{name} = 0"), Block(head, body))
 
     def _try(self, depth: int) -> Statement:
         line = self._pick(("x[9].add_(1)", "box.missing", "[][k]", "x.relu_()"))
         handler = Block("except (IndexError, AttributeError, RuntimeError):", self._body(depth))
-        return _Both(Block("try:", (Line(line),)), handler)
+        return Both(Block("try:", (Line(line),)), handler)
 
     def _remember(self) -> Statement:
         """Make something on the first call, and use it on every other."""
-        memo = place(self._form, "memo")
-        made = self._pick(("torch.ones(3)", "[0, torch.zeros(3)]", "(k, flag)"))
-        return Block(f"if {memo} is None:", (Line(f"{memo} = {made}"),))
+        memo, name = place(self._form, "memo"), self._fresh()
+        made, use = self._pick(
+            (
+                ("torch.ones(3)", f"x * {memo}"),
+                ("[0, torch.zeros(3)]", f"x + {memo}[1]"),
+                ("(k, flag)", f"x + {memo}[0]"),
+            )
+        )
+        self._locals.append(Term(name, rows(WIDTH)))
+        block = Block(f"if {memo} is None:", (Line(f"{memo} = {made}"),))
+        return Both(block, Line(f"{name} = {use}"))
+
+    def _carry(self) -> Statement:
+        """Keep a tensor for the next call, as a recurrent layer does."""
+        memo, name = place(self._form, "memo"), self._fresh()
+        use = Line(f"{name} = x if {memo} is None else x + {memo}.sum()")
+        self._locals.append(Term(name, rows(WIDTH)))
+        return Both(use, Line(f"{memo} = {self._viewed().source}"))
 
     def _change_python(self) -> Statement:
-        limit, memo = place(self._form, "limit"), place(self._form, "memo")
-        seen, slots = place(self._form, "seen"), place(self._form, "slots")
-        tensor = self._viewed().source
+        limit, seen = place(self._form, "limit"), place(self._form, "seen")
+        tensor, slots = self._viewed().source, place(self._form, "slots")
         lines = (
             f"{limit} += 1",
             f"{seen}.append(x.shape[0])",
-            f"{memo} = {tensor}",
             f"{slots}['last'] = {tensor}",
             f"{seen}.append({tensor})",
         )
@@ -359,17 +372,6 @@ class _Author:
             f"{{'all': ({every},), 'first': {parts[0]}}}",
         )
         return self._pick(shapes)
-
-
-@attrs.frozen
-class _Both:
-    """Two statements that belong together."""
-
-    first: Statement
-    second: Statement
-
-    def source(self) -> str:
-        return f"{self.first.source()}\n{self.second.source()}"
 
 
 @st.composite

@@ -10,7 +10,7 @@ from typing import Any
 
 import attrs
 
-__all__ = ["FORMS", "Block", "CallKind", "Line", "Program", "Statement", "load", "place"]
+__all__ = ["FORMS", "Block", "Both", "CallKind", "Line", "Program", "Statement", "load", "place"]
 
 FORMS = ("function", "closure", "method", "module")
 """Where a program keeps its state: in globals, a closure, an object or a module."""
@@ -75,7 +75,18 @@ class Block:
         return "\n".join([self.head, *(indent(line, _INDENT) for line in lines)])
 
 
-Statement = Line | Block
+@attrs.frozen
+class Both:
+    """Two statements that belong together, such as a branch and its other side."""
+
+    first: Statement
+    second: Statement
+
+    def source(self) -> str:
+        return f"{self.first.source()}\n{self.second.source()}"
+
+
+Statement = Line | Block | Both
 
 
 @attrs.frozen
