@@ -71,6 +71,7 @@ class _Author:
         self._boxes: list[_Box] = []
         self._box = box
         self._box_items = [Term(source, rows(WIDTH)) for source in BOXES[box]]
+        self._has_effects = self._chance(6)
         self._state = [
             Term(place(form, "weight"), fixed(WIDTH)),
             Term(place(form, "total"), fixed()),
@@ -134,9 +135,14 @@ class _Author:
             self._mutate_random,
         ]
         nested = [*[self._branch] * 3, self._loop, self._loop_over, self._loop_on_data, self._try]
-        rare = [self._remember, self._carry, self._change_python, self._change_argument]
-        if self._chance(2):
-            return self._pick(rare)()
+        effects = [
+            self._remember,
+            self._carry,
+            self._change_python,
+            self._change_argument,
+        ]
+        if self._has_effects and self._chance(30):
+            return self._pick(effects)()
         if depth < _DEEPEST and self._chance(20):
             return self._pick(nested)(depth)
         return self._pick(flat)()
@@ -394,7 +400,7 @@ _SEEDS = ((0, 1), (0, 1, 2))
 @st.composite
 def _kinds(draw: Callable[[Any], Any]) -> tuple[CallKind, ...]:
     """Draw what calls are like: mostly alike, and different in one way or two."""
-    first = CallKind(4, sharing=draw(st.sampled_from(("apart",) * 25 + _SHARINGS)))
+    first = CallKind(4, sharing=draw(st.sampled_from(("apart",) * 40 + _SHARINGS)))
     others = draw(st.sampled_from((0, 0, 0, 1, 1, 2)))
     return (first, *(_varied(draw, first) for _ in range(others)))
 

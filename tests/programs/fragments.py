@@ -258,6 +258,8 @@ def applied(template: str, *terms: Term, is_view: bool = False) -> Term | None:
     if made is None:
         return None
     shape, is_dense = made
+    # PyTorch functionalizes no write through as_strided().
+    is_dense = is_dense and "as_strided" not in template
     if is_view:
         is_dense = is_dense and terms[0].is_dense
     return Term(template.format(*(term.source for term in terms)), shape, is_dense)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
@@ -51,12 +52,28 @@ class Copying:
 
 @attrs.define
 class Tally:
-    """What was counted over all programs; of calls, those after the first of each."""
+    """What was counted over all programs.
+
+    Attributes:
+        programs: How many were run.
+        calls: How many calls after the first of each returned: what a graph can serve.
+        raised: How many calls after the first of each raised, as eager's did.
+        from_graphs: How many calls were served from a graph.
+        specializations: How many graphs there are.
+        eager: How many calls ran eagerly, by reason.
+    """
 
     programs: int = 0
     calls: int = 0
+    raised: int = 0
     from_graphs: int = 0
     specializations: int = 0
+    eager: Counter[str] = attrs.field(factory=Counter)
+
+    @property
+    def reasons(self) -> str:
+        """Say how many calls ran eagerly for which reasons."""
+        return "\n".join(f"{count:5} {reason}" for reason, count in self.eager.most_common(20))
 
     @property
     def share(self) -> float:
@@ -64,7 +81,8 @@ class Tally:
 
     def __str__(self) -> str:
         return (
-            f"{self.programs} programs, 0 wrong; of {self.calls} calls after the first of each, "
+            f"{self.programs} programs, 0 wrong; {self.raised} calls raised; "
+            f"of {self.calls} others after the first of each, "
             f"{self.from_graphs} ({self.share:.1%}) from {self.specializations} graphs"
         )
 
@@ -87,6 +105,11 @@ class _World:
             result = type(error)
         self.numbers = torch.get_rng_state()
         self.past += [arguments, result]
+
+    @property
+    def results(self) -> list[Any]:
+        """Return what the calls returned, or the class of what they raised."""
+        return self.past[1::2]
 
     def roots(self) -> dict[str, Any]:
         """Return all that the program can have changed, by where it stands."""
@@ -114,18 +137,22 @@ def check(program: Program, backend: Any, tally: Tally) -> None:
                 for world in worlds:
                     world.call(program.kinds[kind], program.box, seed)
                 _compare(*worlds, f"call {number}")
-        _count(compiled, len(program.calls), tally)
+        _count(compiled, worlds[0].results[1:], tally)
     finally:
         for world in worlds:
             sys.modules.pop(world.module.__name__, None)
 
 
-def _count(compiled: Any, calls: int, tally: Tally) -> None:
+def _count(compiled: Any, later: Sequence[Any], tally: Tally) -> None:
     found = torchbay.explain(compiled)
     tally.programs += 1
-    tally.calls += calls - 1
+    raised = sum(isinstance(result, type) for result in later)
+    tally.raised += raised
+    tally.calls += len(later) - raised
     tally.from_graphs += found.calls["graph"]
     tally.specializations += len(found.specializations)
+    for report in found.eager:
+        tally.eager[report.reason[:90]] += report.calls
 
 
 def _arguments(kind: CallKind, box: str, seed: int, record: type) -> tuple[Any, ...]:
