@@ -32,7 +32,9 @@ class GraphRunner:
 class RecordingBackend:
     """Keeps every request, and runs the graph as it is."""
 
-    capabilities: Capabilities = attrs.field(factory=lambda: Capabilities(eager_random=True))
+    capabilities: Capabilities = attrs.field(
+        factory=lambda: Capabilities(eager_random=True, dynamic_shapes=True)
+    )
     requests: list[CompileRequest] = attrs.field(factory=list)
     name: str = "recording"
     api_version: int = 1
@@ -70,7 +72,7 @@ def recording() -> RecordingBackend:
 @pytest.fixture
 def writing() -> RecordingBackend:
     """Claims mutation: its graphs end in copies onto the inputs they change."""
-    return RecordingBackend(Capabilities(mutation=True, eager_random=True))
+    return RecordingBackend(Capabilities(mutation=True, eager_random=True, dynamic_shapes=True))
 
 
 @pytest.fixture

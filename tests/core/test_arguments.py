@@ -177,7 +177,10 @@ VALUES = [
 
 def test_tells_values_apart_by_type_and_value(recording):
     compiled = torchbay.compile(
-        lambda x, value: (x + 1, value), backend=recording, recompile_limit=len(VALUES)
+        lambda x, value: (x + 1, value),
+        backend=recording,
+        dynamic=False,
+        recompile_limit=len(VALUES),
     )
     for value in VALUES:
         compiled(torch.ones(1), value)

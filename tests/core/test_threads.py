@@ -44,7 +44,9 @@ def test_serves_eight_threads_on_the_first_call(recording):
 
 def test_serves_threads_with_other_shapes(recording):
     """https://github.com/pytorch/pytorch/pull/189884"""
-    compiled = torchbay.compile(lambda x: x * 2 + 1, backend=recording, recompile_limit=20)
+    compiled = torchbay.compile(
+        lambda x: x * 2 + 1, backend=recording, dynamic=False, recompile_limit=20
+    )
     found = in_threads(8, lambda i: [compiled(torch.ones(i + 1)) for _ in range(4)])
     assert all(
         torch.equal(r, torch.full((i + 1,), 3.0))
@@ -131,7 +133,7 @@ def test_shows_no_fake_tensor_to_another_thread(recording):
         finally:
             stop.set()
 
-    compiled = torchbay.compile(module, backend=recording)
+    compiled = torchbay.compile(module, backend=recording, dynamic=False)
     in_threads(2, work)
     assert set(seen) <= {(nn.Parameter, torch.Tensor)}
     assert len(torchbay.explain(compiled).specializations) == 5

@@ -52,8 +52,9 @@ class Item:
 class Call:
     """What a callable was called with.
 
-    Containers come before what they hold; ``rebuild`` is an expression over ``leaves`` that makes
-    ``(args, kwargs)`` anew around other tensors.
+    Containers come before what they hold; ``rebuild`` is an expression over ``leaves`` and
+    ``numbers`` that makes ``(args, kwargs)`` anew around other tensors and other numbers.
+    ``numbers`` are those of the values that are an int or a float.
     """
 
     function: Callable[..., Any]
@@ -63,6 +64,7 @@ class Call:
     tensors: tuple[Item, ...]
     values: tuple[Item, ...]
     objects: tuple[Item, ...]
+    numbers: tuple[Item, ...]
     rebuild: str
     names: Names
 
@@ -95,13 +97,18 @@ class Call:
             tuple(reader.tensors),
             tuple(reader.values),
             tuple(reader.objects),
+            tuple(reader.numbers),
             rebuild,
             reader.names,
         )
 
-    def around(self, tensors: Sequence[torch.Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return the call's arguments with other tensors in place of its own."""
-        args, kwargs = eval(self.rebuild, {**self.names.values, "leaves": tensors})  # noqa: S307 - our own source
+    def around(
+        self, tensors: Sequence[torch.Tensor], numbers: Mapping[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return the call's arguments with other tensors, and other numbers at some paths."""
+        others = [numbers.get(item.path, item.value) for item in self.numbers]
+        variables = {**self.names.values, "leaves": tensors, "numbers": others}
+        args, kwargs = eval(self.rebuild, variables)  # noqa: S307 - our own source
         return args, kwargs
 
 
@@ -113,7 +120,8 @@ class _Reader:
         self.tensors: list[Item] = []
         self.values: list[Item] = []
         self.objects: list[Item] = []
-        self.names = Names("leaves", "args", "kwargs", "inputs", "match", "are_alike")
+        self.numbers: list[Item] = []
+        self.names = Names("leaves", "numbers", "args", "kwargs", "inputs", "match", "are_alike")
         self._places: dict[int, int] = {}
 
     def read(self, item: Item, depth: int) -> str:
@@ -130,6 +138,10 @@ class _Reader:
             self.values.append(Item(item.path, f"type({item.access})", set))
             self.values.append(Item(item.path, f"frozenset({item.access})", frozen))
             return f"set({self.names.of(frozen, item.path)})"
+        if type(value) in (int, float):
+            self.values.append(item)
+            self.numbers.append(item)
+            return f"numbers[{len(self.numbers) - 1}]"
         if isinstance(value, MethodType):
             # Made anew whenever it is looked up; what it binds is not.
             for part in ("__self__", "__func__"):

@@ -25,10 +25,11 @@ from torchbay._reason import CannotServe, Reason
 from torchbay._registry import choose, notify
 from torchbay._settings import Settings
 from torchbay._source import definition
-from torchbay._specialization import MISS, EagerRoute, Specialization
+from torchbay._specialization import EagerRoute, Specialization
 from torchbay._specialize import Specializer, refuse_obstacles
 from torchbay._torch_compat import import_tracer, is_inside_trace
 from torchbay._trace import subclass_among
+from torchbay._tree import MISS
 from torchbay.errors import NotServed, RecompileLimit, TorchbayError, TorchbayWarning
 from torchbay.plugin import Backend, RecompileReport
 
@@ -38,7 +39,7 @@ Entry = Specialization | EagerRoute
 Observe = Callable[[Call, Reach], Observation]
 
 _MOST_LEAVES = 64
-_MOST_BUILDS = 64
+_MOST_BUILDS = 256
 
 # Observing holds no lock: a forward may wait for another thread that compiles.
 _compiling = threading.RLock()
@@ -92,9 +93,12 @@ class Dispatcher:
 
     def _promote(self, entry: Entry) -> None:
         """Let the specialization used last be tried first."""
+        if isinstance(entry, EagerRoute):
+            return
         with _compiling:
             if entry in self.entries:
-                self.entries = (entry, *(e for e in self.entries if e is not entry))
+                others = (other for other in self.entries if other is not entry)
+                self.entries = _ordered((entry, *others))
 
     def _miss(
         self,
@@ -117,7 +121,7 @@ class Dispatcher:
         reasons = self._recompile_reasons(args, kwargs)
         problem = subclass_among(call, reach) or self._specializer.claim_problem(backend, call)
         if problem is not None:
-            return self._unobserved(problem, call, group, run)
+            return self._unobserved(problem, call, run)
         if reasons:
             log("recompiles", f"{self.name}: {'; '.join(reasons)}")
             notify("torchbay_recompiled", RecompileReport(self.name, reasons))
@@ -127,27 +131,36 @@ class Dispatcher:
         self._codes |= observation.codes
         # Held until the entry stands, so that threads with the same call compile it once.
         with _compiling:
-            entry = self._entry_for(call, observation, backend, options)
+            entry = self._entry_for(call, observation, backend, options, reasons)
             if entry is not None:
-                self._add(entry, group, call, reasons)
+                self._add(entry, call, reasons)
         if isinstance(entry, EagerRoute):
             self._report(entry.reason, observation.result)
         return observation.result
 
     def _entry_for(
-        self, call: Call, observation: Observation, backend: Backend, options: Any
+        self,
+        call: Call,
+        observation: Observation,
+        backend: Backend,
+        options: Any,
+        reasons: tuple[str, ...],
     ) -> Entry | None:
         """Turn an observed call into what serves the next one.
 
-        Returns None if there is nothing to add: another thread was first, or a change to Python
-        state has yet to show whether it happens on every call.
+        Returns None if there is nothing to add: the call became one more leaf of a tree, another
+        thread was first, or a change to Python state has yet to show whether it is always made.
         """
         try:
             refuse_obstacles(call, observation)
             is_settled = self._effects.is_settled(observation.changes)
             if not is_settled or self._is_covered(call, observation):
                 return None
-            return self._specializer.specialize(call, observation, backend, options)
+            group = self._group_of(call.args, call.kwargs)
+            made = self._specializer.specialize(call, observation, backend, options, group)
+            if made is None:
+                self.recompiles.append(reasons)
+            return made  # noqa: TRY300 - what follows is about what cannot be served
         except CannotServe as refusal:
             return self._eager_route(call, refusal.reason)
         except TorchbayError:
@@ -155,43 +168,36 @@ class Dispatcher:
         except Exception as error:  # noqa: BLE001 - the call has been served, whatever broke here
             return self._eager_route(call, Reason(f"capturing it raised {error!r}"))
 
-    def _add(
-        self, entry: Entry, group: object | None, call: Call, reasons: tuple[str, ...]
-    ) -> None:
-        if group is not None:
-            entry.group = group
+    def _add(self, entry: Entry, call: Call, reasons: tuple[str, ...]) -> None:
         entry.watch(call, weakref.WeakMethod(self.discard))
         with _compiling:
             if self.entries:
                 self.recompiles.append(reasons)
-            self.entries = (entry, *self.entries)
+            self.entries = _ordered((entry, *self.entries))
 
     def discard(self, entry: Entry) -> None:
         """Drop an entry that can never be hit again: an object it is about is gone."""
         with _compiling:
             self.entries = tuple(other for other in self.entries if other is not entry)
 
-    def _group_of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> object | None:
-        """Return the group of specializations whose guards hold, if any do."""
-        matching = (entry for entry in self.entries if entry.match(args, kwargs) is not None)
-        return next((entry.group for entry in matching), None)
+    def _group_of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Specialization | None:
+        """Return the specialization whose guards hold, if any do."""
+        graphs = (entry for entry in self.entries if isinstance(entry, Specialization))
+        return next((entry for entry in graphs if entry.match(args, kwargs) is not None), None)
 
     def _is_covered(self, call: Call, observation: Observation) -> bool:
-        """Whether a specialization for such a call is there: another thread was first."""
-        gates = tuple(map(str, observation.gates))
+        """Whether such a call is served already: another thread was first."""
         return any(
-            entry.gates == gates
-            and not entry.may_refuse
-            and entry.match(call.args, call.kwargs) is not None
+            isinstance(entry, EagerRoute) or entry.covers(observation.record)
             for entry in self.entries
+            if entry.match(call.args, call.kwargs) is not None
         )
 
-    def _limit(self, group: object | None) -> str | None:
+    def _limit(self, group: Specialization | None) -> str | None:
         """Return which limit forbids one more specialization, if one does."""
-        groups = [entry.group for entry in self.entries]
-        if group is not None and groups.count(group) >= _MOST_LEAVES:
+        if group is not None and len(group.leaves) >= _MOST_LEAVES:
             return f"{_MOST_LEAVES} outcomes of its branches are compiled"
-        if group is None and len(set(groups)) >= self.settings.recompile_limit:
+        if group is None and len(self.entries) >= self.settings.recompile_limit:
             return f"recompile_limit={self.settings.recompile_limit} is reached"
         return (
             f"{_MOST_BUILDS} graphs were built"
@@ -227,10 +233,10 @@ class Dispatcher:
         route = EagerRoute(guards=guards, match=guards.match, run=run, reason=reason)
         return route
 
-    def _unobserved(self, reason: Reason, call: Call, group: object | None, run: Observe) -> Any:
+    def _unobserved(self, reason: Reason, call: Call, run: Observe) -> Any:
         """Serve a call that cannot be in a graph, as can be seen without running it."""
         route = self._eager_route(call, reason)
-        self._add(route, group, call, (str(reason),))
+        self._add(route, call, (str(reason),))
         return self._undescribed(reason, call.args, call.kwargs, run)
 
     def _undescribed(
@@ -269,6 +275,11 @@ class Dispatcher:
             refuse_unusable(f"argument {item.path}", item.value, where)
         for reading in reach.named_tensors():
             refuse_unusable(reading.path, reading.value, where)
+
+
+def _ordered(entries: tuple[Entry, ...]) -> tuple[Entry, ...]:
+    """Put graphs before eager routes: those know less of what sets calls apart."""
+    return tuple(sorted(entries, key=lambda entry: isinstance(entry, EagerRoute)))
 
 
 def _not_served(name: str, reason: Reason, result: Any) -> NotServed:

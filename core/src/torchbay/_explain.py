@@ -10,6 +10,7 @@ import attrs
 from torchbay._compile import Dispatcher
 from torchbay._compiled import dispatcher_of
 from torchbay._specialization import EagerRoute, Specialization
+from torchbay._tree import Leaf
 
 __all__ = ["EagerReport", "Explanation", "SpecializationReport", "explain"]
 
@@ -120,7 +121,7 @@ def explain(compiled: Any) -> Explanation:
     routes = [entry for entry in entries if isinstance(entry, EagerRoute)]
     return Explanation(
         dispatcher.name,
-        tuple(map(_specialization_report, graphs)),
+        tuple(_specialization_report(entry, leaf) for entry in graphs for leaf in entry.leaves),
         tuple(EagerReport(str(e.reason), e.guards.source, e.calls) for e in routes),
         tuple(dispatcher.recompiles),
         _calls(dispatcher, graphs, routes),
@@ -134,14 +135,15 @@ def _calls(
     return {"graph": sum(entry.calls for entry in graphs), "eager": eager}
 
 
-def _specialization_report(entry: Specialization) -> SpecializationReport:
+def _specialization_report(entry: Specialization, leaf: Leaf) -> SpecializationReport:
+    sources = [*(fork.source for fork in leaf.forks), leaf.source]
     return SpecializationReport(
-        ", ".join(dict.fromkeys(name for name, _ in entry.parts)),
-        entry.parts,
-        entry.graph.print_readable(print_output=False) if entry.graph is not None else "",
+        ", ".join(dict.fromkeys(name for name, _ in leaf.parts)),
+        leaf.parts,
+        "\n".join(graph.print_readable(print_output=False) for graph in leaf.graphs),
         entry.guards.source,
-        entry.source,
-        entry.gates,
-        entry.calls,
-        entry.compile_seconds,
+        "\n".join(sources),
+        leaf.gates,
+        leaf.calls if leaf.forks else entry.calls,
+        leaf.compile_seconds,
     )

@@ -70,6 +70,16 @@ def definition(function: object) -> str:
     return f"{code.co_filename}:{code.co_firstlineno}"
 
 
+class Symbol:
+    """A name that stands for itself where a value is shown."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __repr__(self) -> str:
+        return self._name
+
+
 class Names:
     """Gives objects names that emitted source can use, readable and one for each object."""
 

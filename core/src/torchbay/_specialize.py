@@ -8,21 +8,29 @@ from typing import Any
 import attrs
 import torch
 
-from torchbay._build import Built, build, build_in_regions
+from torchbay._build import Builder
 from torchbay._call import Call, Place
 from torchbay._claims import able_backends, complaint
-from torchbay._guards import guards_of_graph
+from torchbay._guards import GuardFunction, guards_of_graph
 from torchbay._lower import lower
 from torchbay._observe import Observation
 from torchbay._options import read as read_options
 from torchbay._reason import CannotServe, Reason
 from torchbay._registry import choose, notify
 from torchbay._settings import Settings
-from torchbay._specialization import Specialization, specialization
+from torchbay._specialization import Specialization
 from torchbay._structure import tensors_in
+from torchbay._symbolic import SizeHistory, Symbolic
 from torchbay._trace import Trace, trace
+from torchbay._tree import Leaf, Path, grow
 from torchbay.errors import UnsupportedGraph
-from torchbay.plugin import Backend, DeclineReport, PartialBackend
+from torchbay.plugin import (
+    Backend,
+    Capabilities,
+    CompileReport,
+    DeclineReport,
+    PartialBackend,
+)
 
 __all__ = ["Specializer", "refuse_obstacles"]
 
@@ -40,23 +48,59 @@ class Specializer:
     settings: Settings
     name: str
     builds: int = 0
+    _sizes: SizeHistory = attrs.field()
+
+    @_sizes.default
+    def _no_sizes(self) -> SizeHistory:
+        return SizeHistory(self.settings.dynamic)
 
     def specialize(
-        self, call: Call, observation: Observation, backend: Backend, options: Any
-    ) -> Specialization:
-        """Run the stages from the trace to the executable.
+        self,
+        call: Call,
+        observation: Observation,
+        backend: Backend,
+        options: Any,
+        group: Specialization | None,
+    ) -> Specialization | None:
+        """Run the stages from the trace to the executables.
+
+        Returns a new specialization, or None if the call's path was added to ``group``, whose
+        guards hold for it.
 
         Raises:
             CannotServe: The call cannot be in a graph, or no backend takes it.
             BackendFailed: The backend raised something of its own.
         """
+        symbolic = self._symbolic(call, observation, backend)
+        try:
+            return self._specialized(call, observation, backend, options, group, symbolic)
+        except CannotServe:
+            if symbolic.is_static and not _reads_numbers(observation):
+                raise
+            # What cannot be left open can still be fixed.
+            fixed = Symbolic()
+            return self._specialized(call, observation, backend, options, group, fixed)
+
+    def _symbolic(self, call: Call, observation: Observation, backend: Backend) -> Symbolic:
+        state = [reading for reading in observation.readings if _is_free_tensor(reading.value)]
+        found = self._sizes.symbolic(call.tensors, state, call.numbers)
+        return found if backend.capabilities.dynamic_shapes else Symbolic()
+
+    def _specialized(
+        self,
+        call: Call,
+        observation: Observation,
+        backend: Backend,
+        options: Any,
+        group: Specialization | None,
+        symbolic: Symbolic,
+    ) -> Specialization | None:
         started = time.perf_counter()
-        captured = trace(call, observation)
-        built = self._built_or_fallback(captured, backend, options)
-        guards = guards_of_graph(call, observation, captured.inputs, built.lowered.written)
-        made = specialization(guards, captured, built, time.perf_counter() - started)
-        notify("torchbay_compiled", made.report(self.name))
-        return made
+        captured = trace(call, observation, symbolic)
+        made = self._built_or_fallback(call, observation, captured, backend, options, group)
+        made.leaf.compile_seconds = time.perf_counter() - started
+        notify("torchbay_compiled", _report(self.name, made.leaf))
+        return made.entry
 
     def claim_problem(self, backend: Backend, call: Call) -> Reason | None:
         """Return why a backend cannot take a call's tensors, whatever the graph will be."""
@@ -70,10 +114,18 @@ class Specializer:
             remedy=f"Installed backends that take it: {others}" if others else "",
         )
 
-    def _built_or_fallback(self, captured: Trace, backend: Backend, options: Any) -> Built:
+    def _built_or_fallback(
+        self,
+        call: Call,
+        observation: Observation,
+        captured: Trace,
+        backend: Backend,
+        options: Any,
+        group: Specialization | None,
+    ) -> _Made:
         """Lower and build; with the fallback the caller named, if the backend declines."""
         try:
-            return self._built(captured, backend, options)
+            return self._built(call, observation, captured, backend, options, group)
         except UnsupportedGraph as refusal:
             notify("torchbay_declined", DeclineReport(self.name, backend.name, str(refusal)))
             if self.settings.fallback in (None, ...) or isinstance(backend, PartialBackend):
@@ -82,30 +134,75 @@ class Specializer:
                     remedy="Name a fallback, e.g. fallback='eager', or choose another backend",
                 ) from refusal
         fallback = choose(self.settings.fallback)
-        return self._built(captured, fallback, read_options(fallback, None, None))
+        no_options = read_options(fallback, None, None)
+        return self._built(call, observation, captured, fallback, no_options, group)
 
-    def _built(self, captured: Trace, backend: Backend, options: Any) -> Built:
-        if isinstance(backend, PartialBackend):
-            return self._built_in_parts(captured, backend, options)
-        lowered = lower(captured, backend.capabilities)
-        executable = None
-        if lowered.graph is not None:
-            self.builds += 1
-            executable = build(lowered, captured, backend, options, self.name)
-        return Built(lowered, executable, ((backend.name, ()),))
+    def _built(
+        self,
+        call: Call,
+        observation: Observation,
+        captured: Trace,
+        backend: Backend,
+        options: Any,
+        group: Specialization | None,
+    ) -> _Made:
+        """Lower for a backend, build what the tree of the group lacks, and guard it."""
+        lowered = lower(captured, self._claims(backend))
+        build = Builder(captured, backend, options, self._rest(backend), self.name)
 
-    def _built_in_parts(self, captured: Trace, backend: PartialBackend, options: Any) -> Built:
-        # Whoever gets the rest of the graph need not claim to write inputs.
-        lowered = lower(captured, attrs.evolve(backend.capabilities, mutation=False))
-        if lowered.graph is None:
-            return Built(lowered, None, ((backend.name, ()),))
-        self.builds += 1
-        name = "eager" if self.settings.fallback is ... else self.settings.fallback
-        fallback = choose(name) if name is not None else None
-        executable, parts = build_in_regions(
-            lowered, captured, backend, options, fallback, self.name
-        )
-        return Built(lowered, executable, parts)
+        def guards() -> GuardFunction:
+            return guards_of_graph(call, observation, captured, lowered.changed)
+
+        path = Path(captured, lowered, guards, observation.record)
+        try:
+            tree = (group.root, group.guards) if group is not None else None
+            grown = grow(tree, path, build)
+            if group is not None and grown is not None:
+                group.add(grown.leaf)
+                return _Made(None, grown.leaf)
+            grown = grown or grow(None, path, build)
+        finally:
+            self.builds += build.count
+        assert grown is not None, "a path always fits a tree of its own"
+        return _Made(Specialization.of(grown), grown.leaf)
+
+    def _claims(self, backend: Backend) -> Capabilities:
+        """Return what to lower for: whoever gets the rest of a graph need not write inputs."""
+        is_partial = isinstance(backend, PartialBackend)
+        claims = backend.capabilities
+        return attrs.evolve(claims, mutation=False) if is_partial else claims
+
+    def _rest(self, backend: Backend) -> Backend | None:
+        """Return what compiles the parts of a graph that a partial backend leaves."""
+        if not isinstance(backend, PartialBackend) or self.settings.fallback is None:
+            return None
+        return choose("eager" if self.settings.fallback is ... else self.settings.fallback)
+
+
+@attrs.frozen
+class _Made:
+    """A leaf, and the specialization it made necessary, if it did."""
+
+    entry: Specialization | None
+    leaf: Leaf
+
+
+def _is_free_tensor(value: Any) -> bool:
+    """Whether a value is a tensor that may well come in other sizes: no parameter."""
+    return isinstance(value, torch.Tensor) and not isinstance(value, torch.nn.Parameter)
+
+
+def _reads_numbers(observation: Observation) -> bool:
+    """Whether a call read numbers from tensor data that its graph may have left open."""
+    return any(type(gate.value) is not bool for gate in observation.gates)
+
+
+def _report(name: str, leaf: Leaf) -> CompileReport:
+    """Return what observers are told."""
+    nodes = [node for graph in leaf.graphs for node in graph.graph.nodes]
+    count = sum(node.op == "call_function" for node in nodes)
+    backend = leaf.parts[0][0] if leaf.parts else ""
+    return CompileReport(name, backend, leaf.compile_seconds, count)
 
 
 def refuse_obstacles(call: Call, observation: Observation) -> None:

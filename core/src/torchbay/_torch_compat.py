@@ -18,7 +18,10 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from torchbay._torch_symbols import keep_symbols
+
 __all__ = [
+    "PAD",
     "ObservingDispatchMode",
     "ObservingFunctionMode",
     "OpOverload",
@@ -45,13 +48,16 @@ __all__ = [
     "storage_id",
     "suspend_compiler_flag",
     "tensor_guard",
-    "to_fake",
     "trace_to_graph",
+    "untraced",
     "writes_of",
 ]
 
 
 OpOverload = torch._ops.OpOverload
+
+PAD = torch._VF._pad_packed_sequence
+"""What `pad_packed_sequence` calls: it reads and writes integers where no mode sees it."""
 
 _GLOBAL_HOOKS = (
     torch.nn.modules.module._global_forward_hooks,
@@ -150,17 +156,22 @@ def ambient_state_guard() -> Callable[[], bool]:
     return ambient_state_is_unchanged
 
 
-def tensor_guard(tensors: Sequence[torch.Tensor]) -> Callable[..., bool]:
+def tensor_guard(tensors: Sequence[torch.Tensor], fakes: Sequence[Any]) -> Callable[..., bool]:
     """Return a check of as many tensors, each against one of ``tensors``.
 
     Class, dispatch keys (layout, conjugate and negative bits, inference), dtype, device,
-    ``requires_grad``, sizes and strides must be equal, and no tensor may be given twice.
+    ``requires_grad``, sizes and strides must be equal, and no tensor may be given twice. Sizes and
+    strides that are symbols of a tensor's fake are left aside.
     """
-    sizes: Any = [list(tensor.shape) for tensor in tensors]
-    strides: Any = [list(t.stride()) if t.layout is torch.strided else None for t in tensors]
+    sizes: Any = [_fixed(fake.shape) for fake in fakes]
+    strides: Any = [_fixed(f.stride()) if f.layout is torch.strided else None for f in fakes]
     guard = TensorGuards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides)
     check: Callable[..., bool] = guard.check
     return check
+
+
+def _fixed(sizes: Sequence[Any]) -> list[int | None]:
+    return [size if isinstance(size, int) else None for size in sizes]
 
 
 _flag_lock = threading.Lock()
@@ -236,15 +247,6 @@ def fake_tensor_mode() -> Any:
     return FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
 
 
-def to_fake(mode: Any, tensor: torch.Tensor) -> torch.Tensor:
-    """Return the fake of a tensor, with static sizes; aliases stay aliases within one mode."""
-    fake: torch.Tensor = mode.from_tensor(tensor, static_shapes=True)
-    if fake.is_leaf:
-        # A copy of the real gradient, which the program must not read as a constant.
-        fake.grad = None
-    return fake
-
-
 def is_fake(value: object) -> bool:
     """Whether a value is a fake tensor."""
     from torch._subclasses.fake_tensor import FakeTensor
@@ -277,6 +279,15 @@ def trace_to_graph(
     return graph
 
 
+@contextlib.contextmanager
+def untraced() -> Iterator[None]:
+    """Compute with real tensors inside a trace."""
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    with _disable_current_modes(), torch._C.DisableTorchFunction():
+        yield
+
+
 def set_node_stack(text: str) -> None:
     """Give the nodes that are traced next this stack, formatted like a traceback."""
     from torch.fx import traceback
@@ -284,9 +295,14 @@ def set_node_stack(text: str) -> None:
     traceback.set_stack_trace([text] if text else [])
 
 
-def functionalized(graph: torch.fx.GraphModule) -> Callable[..., Any]:
-    """Return the graph as a function without in-place operators but a last copy into each input."""
-    interpreter = _Retracer(graph)
+def functionalized(graph: torch.fx.GraphModule, mode: Any) -> Callable[..., Any]:
+    """Return the graph as a function without in-place operators but a last copy into each input.
+
+    Args:
+        graph: A traced graph.
+        mode: The mode it was traced in: sizes that depend on data get the symbols they had.
+    """
+    interpreter = _Retracer(graph, mode)
 
     def run(*inputs: Any) -> Any:
         return interpreter.run(*inputs)
@@ -297,6 +313,15 @@ def functionalized(graph: torch.fx.GraphModule) -> Callable[..., Any]:
 
 class _Retracer(torch.fx.Interpreter):
     """Runs a graph whose operators may be decomposed into ones with other strides."""
+
+    def __init__(self, graph: torch.fx.GraphModule, mode: Any) -> None:
+        super().__init__(graph)
+        self._mode = mode
+
+    def run_node(self, n: torch.fx.Node) -> Any:
+        result = super().run_node(n)
+        keep_symbols(self._mode, n, result)
+        return result
 
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         # A view where one is possible, else a copy: what was viewed may have other strides now.

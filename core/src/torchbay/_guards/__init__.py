@@ -18,20 +18,24 @@ from torchbay._guards._kinds import (
     IdentityGuard,
     Mismatch,
     NoOverlapGuard,
+    NumberGuard,
     ObjectGuard,
+    RelationGuard,
     SameTensorGuard,
     ShapeOfCallGuard,
     SizeGuard,
     SizesGuard,
     TensorGuard,
     ValueGuard,
+    float_tensor,
     tensor_facts,
 )
 from torchbay._observe import Holder, Observation, Reading
 from torchbay._source import Names
 from torchbay._structure import is_plain, key_source
 from torchbay._torch_compat import tensor_guard
-from torchbay._trace import Input
+from torchbay._torch_symbols import has_symbols, size_guards
+from torchbay._trace import Input, Trace
 
 __all__ = [
     "Guard",
@@ -44,11 +48,18 @@ __all__ = [
 
 
 def guards_of_graph(
-    call: Call, observation: Observation, inputs: Sequence[Input], written: Sequence[int]
+    call: Call, observation: Observation, trace: Trace, written: Sequence[int]
 ) -> GuardFunction:
-    """Guard everything a graph relied on: the call, the Python values read, the tensors."""
+    """Guard everything a graph relied on: the call, the Python values read, tensors, sizes."""
     read = [EnvironmentGuard(name, value) for name, value in observation.environment.items()]
-    return _emitted(call, observation.watched, read, inputs, written)
+    return _emitted(call, observation.watched, read, trace.inputs, written, trace)
+
+
+def guards_of_call(call: Call) -> GuardFunction:
+    """Guard only what was passed: for a call that is served without a graph."""
+    unique = {id(item.value): item for item in call.tensors}
+    inputs = [Input(item.value, (item,), is_state=False) for item in unique.values()]
+    return _emitted(call, (), (), inputs, (), None)
 
 
 def _emitted(
@@ -57,21 +68,35 @@ def _emitted(
     read: Sequence[Guard],
     inputs: Sequence[Input],
     written: Sequence[int],
+    trace: Trace | None,
 ) -> GuardFunction:
     names = _names(call)
     sources = _Sources(names, watched, call)
-    tensors = [_tensor_guard(sources.access(entry.places[0]), entry) for entry in inputs]
-    before = [*_call_guards(call), *_watch_guards(watched, sources), *read]
+    numbers = trace.numbers if trace is not None else ()
+    fakes = trace.fakes if trace is not None else [entry.tensor for entry in inputs]
+    pairs = list(zip(inputs, fakes, strict=False))
+    tensors = [_tensor_guard(sources.access(e.places[0]), e, fake) for e, fake in pairs]
+    before = [*_call_guards(call, numbers), *_watch_guards(watched, sources), *read]
     after = [*_ties(inputs, sources), *_overlap(inputs, tensors, written)]
-    pairs = list(zip(tensors, (entry.tensor for entry in inputs), strict=True))
-    return emit(before, pairs, after, names)
+    after += _size_guards(trace, tensors) if trace is not None else []
+    are_alike = tensor_guard([e.tensor for e in inputs], [f for _, f in pairs]) if inputs else None
+    expressions = [_number_source(item, names) for item in numbers]
+    return emit(before, tensors, expressions, after, names, are_alike)
 
 
-def guards_of_call(call: Call) -> GuardFunction:
-    """Guard only what was passed: for a call that is served without a graph."""
-    unique = {id(item.value): item for item in call.tensors}
-    inputs = [Input(item.value, (item,), is_state=False) for item in unique.values()]
-    return _emitted(call, (), (), inputs, ())
+def _number_source(item: Item, names: Names) -> str:
+    """Return an expression for a number as the graph takes it."""
+    is_int = isinstance(item.value, int)
+    return item.access if is_int else f"{names.of(float_tensor, 'float_tensor')}({item.access})"
+
+
+def _size_guards(trace: Trace, tensors: Sequence[TensorGuard]) -> Iterable[Guard]:
+    """Guard what the graph relies on about the sizes and numbers that it leaves open."""
+    places = [(guard.path, guard.access) for guard in tensors]
+    places += [(item.path, item.access) for item in trace.numbers]
+    symbolic = {f"t{i}": fake for i, fake in enumerate(trace.fakes) if has_symbols(fake)}
+    for expression, where in size_guards(trace.mode, symbolic):
+        yield RelationGuard.of(expression, places, where)
 
 
 def _names(call: Call) -> Names:
@@ -133,12 +158,15 @@ class _Sources:
         return self._references[id(owner)]
 
 
-def _call_guards(call: Call) -> Iterable[Guard]:
+def _call_guards(call: Call, numbers: Sequence[Item]) -> Iterable[Guard]:
     yield ShapeOfCallGuard(len(call.args), tuple(call.kwargs))
     for item, container in call.containers:
         yield ContainerGuard(item.path, item.access, container.form)
     for item in call.values:
-        yield ValueGuard(item.path, item.access, item.value)
+        if item in numbers:
+            yield NumberGuard(item.path, item.access, type(item.value))
+        else:
+            yield ValueGuard(item.path, item.access, item.value)
     for item in call.objects:
         yield ObjectGuard.of(item.path, item.access, item.value)
 
@@ -179,9 +207,9 @@ def _reading_guards(reading: Reading, access: str, is_pinned: bool) -> Iterable[
         yield ObjectGuard.of(reading.path, access, value)
 
 
-def _tensor_guard(access: str, entry: Input) -> TensorGuard:
-    is_same = tensor_guard([entry.tensor])
-    return TensorGuard(entry.path, access, tensor_facts(entry.tensor), is_same)
+def _tensor_guard(access: str, entry: Input, fake: torch.Tensor) -> TensorGuard:
+    is_same = tensor_guard([entry.tensor], [fake])
+    return TensorGuard(entry.path, access, tensor_facts(entry.tensor, fake), is_same)
 
 
 def _ties(inputs: Sequence[Input], sources: _Sources) -> Iterable[Guard]:

@@ -14,7 +14,8 @@ import torch
 
 from torchbay._guards._kinds import CANNOT_LOOK, AmbientGuard, Guard, Mismatch, TensorGuard
 from torchbay._source import Names
-from torchbay._torch_compat import ambient_state_guard, tensor_guard
+from torchbay._structure import is_plain, same_value
+from torchbay._torch_compat import ambient_state_guard
 
 __all__ = ["GuardFunction", "compile_source", "emit"]
 
@@ -37,29 +38,54 @@ class GuardFunction:
     match: Callable[[tuple[Any, ...], Mapping[str, Any]], list[torch.Tensor] | None]
     variables: Mapping[str, Any]
 
+    def is_like(self, other: GuardFunction) -> bool:
+        """Whether another function checks the same of the same objects."""
+        if self.source != other.source:
+            return False
+        shared = self.variables.keys() - _OWN
+        return all(_is_same(self.variables[key], other.variables.get(key)) for key in shared)
+
     def mismatches(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Mismatch]:
         """Return every guard that fails for a call, and how."""
         variables = {**self.variables, "args": args, "kwargs": kwargs}
         return [m for guard in self.guards if (m := guard.mismatch(variables)) is not None]
 
 
+# Made anew for each function, from what its source says.
+_OWN = frozenset({"__builtins__", "match", "ambient_state_is_unchanged", "are_alike"})
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    if isinstance(one, tuple) and isinstance(other, tuple):
+        return len(one) == len(other) and all(map(_is_same, one, other))
+    return one is other or (is_plain(one) and same_value(one, other))
+
+
 def emit(
     before: Sequence[Guard],
-    tensors: Sequence[tuple[TensorGuard, torch.Tensor]],
+    tensors: Sequence[TensorGuard],
+    numbers: Sequence[str],
     after: Sequence[Guard],
     names: Names,
+    are_alike: Callable[..., bool] | None,
 ) -> GuardFunction:
     """Emit the function that checks guards and returns the graph's inputs.
 
     Args:
-        before: Guards that need no tensor: the call's form, values, modules.
-        tensors: One guard for each input of the graph, with the tensor it was made for.
+        before: Guards that need no input: the call's form, values, modules.
+        tensors: One guard for each tensor among the inputs.
+        numbers: Expressions for the numbers that follow them.
         after: Guards on relations between inputs.
         names: The names that the guards' expressions use.
+        are_alike: Checks all tensors at once, or None if there are none.
     """
-    names.values |= _checks([tensor for _, tensor in tensors])
+    names.values |= {
+        "ambient_state_is_unchanged": ambient_state_guard(),
+        "are_alike": are_alike,
+        "CANNOT_LOOK": CANNOT_LOOK,
+    }
     body = _refusals([guard.source(names) for guard in before])
-    body += _input_list([guard for guard, _ in tensors])
+    body += _input_list(tensors, numbers)
     body += _refusals([guard.source(names) for guard in after])
     body.append("return inputs")
     source = "\n".join(
@@ -75,24 +101,16 @@ def emit(
         ]
     )
     function = compile_source(source, "match", names.values)
-    guards = (*before, AmbientGuard(), *(guard for guard, _ in tensors), *after)
+    guards = (*before, AmbientGuard(), *tensors, *after)
     return GuardFunction(guards, source, function, function.__globals__)
 
 
-def _input_list(guards: Sequence[TensorGuard]) -> list[str]:
-    """Return lines that collect the inputs and check them all at once."""
-    if not guards:
-        return ["inputs = []"]
+def _input_list(guards: Sequence[TensorGuard], numbers: Sequence[str]) -> list[str]:
+    """Return lines that collect the inputs and check all tensors at once."""
     rows = [f"{_INDENT}{guard.access},  # {guard.path}: {guard.facts}" for guard in guards]
-    return ["inputs = [", *rows, "]", *_refusals(["are_alike(*inputs)"])]
-
-
-def _checks(tensors: Sequence[torch.Tensor]) -> dict[str, Any]:
-    return {
-        "ambient_state_is_unchanged": ambient_state_guard(),
-        "are_alike": tensor_guard(tensors) if tensors else None,
-        "CANNOT_LOOK": CANNOT_LOOK,
-    }
+    lines = ["inputs = [", *rows, "]"] if rows else ["inputs = []"]
+    lines += _refusals(["are_alike(*inputs)"]) if rows else []
+    return [*lines, *(f"inputs.append({number})" for number in numbers)]
 
 
 def _refusals(tests: Sequence[str]) -> list[str]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import os
+import re
 import weakref
 from collections.abc import Callable, Mapping, Sequence, Sized
 from typing import Any, Protocol
@@ -23,7 +25,9 @@ __all__ = [
     "IdentityGuard",
     "Mismatch",
     "NoOverlapGuard",
+    "NumberGuard",
     "ObjectGuard",
+    "RelationGuard",
     "SameTensorGuard",
     "ShapeOfCallGuard",
     "SizeGuard",
@@ -31,6 +35,7 @@ __all__ = [
     "TensorGuard",
     "ValueGuard",
     "ambient_values",
+    "float_tensor",
     "tensor_facts",
 ]
 
@@ -136,6 +141,85 @@ class ValueGuard:
         if found and same_value(seen, self.value):
             return None
         return Mismatch(self.path, repr(self.value), _brief(seen) if found else _MISSING)
+
+
+@attrs.frozen
+class NumberGuard:
+    """A number that the graph leaves open is of its type, and no infinity or NaN."""
+
+    path: str
+    access: str
+    kind: type
+
+    def source(self, names: Names) -> str:
+        is_kind = f"type({self.access}) is {self.kind.__name__}"
+        if self.kind is int:
+            return is_kind
+        return f"{is_kind} and {names.of(math.isfinite, 'isfinite')}({self.access})"
+
+    def mismatch(self, variables: Mapping[str, Any]) -> Mismatch | None:
+        found, seen = _look(self.access, variables)
+        if found and type(seen) is self.kind and math.isfinite(seen):  # type: ignore[arg-type]
+            return None
+        return Mismatch(self.path, f"a finite {self.kind.__name__}", _brief(seen))
+
+
+def float_tensor(value: float) -> torch.Tensor:
+    """Return a float as a graph takes it: a 0-dimensional tensor of all its digits."""
+    return torch.tensor(value, dtype=torch.float64, device="cpu")
+
+
+@attrs.frozen
+class RelationGuard:
+    """Sizes, strides and numbers that a graph leaves open are related as it relies on.
+
+    Attributes:
+        path: What it is about.
+        relation: The relation, as a user would write it.
+        expression: The same over ``inputs``.
+        accesses: How emitted code reaches the inputs it is about, by position.
+        where: File and line that relies on it, where known.
+    """
+
+    path: str
+    relation: str
+    expression: str
+    accesses: Mapping[int, str]
+    where: str
+
+    @classmethod
+    def of(cls, expression: str, places: Sequence[tuple[str, str]], where: str) -> RelationGuard:
+        """Make a guard of an expression that reaches input 0 as ``L['t0']``.
+
+        Args:
+            expression: The expression.
+            places: Path and access of each input.
+            where: File and line that relies on it, where known.
+        """
+        used = dict.fromkeys(int(number) for number in _INPUT.findall(expression))
+        path = ", ".join(places[number][0] for number in used)
+        relation = _INPUT.sub(lambda match: places[int(match[1])][0], expression)
+        accesses = {number: places[number][1] for number in used}
+        return cls(path, relation, _INPUT.sub(r"inputs[\1]", expression), accesses, where)
+
+    def source(self, names: Names) -> str:
+        names.values.setdefault("math", math)
+        return f"({self.expression})"
+
+    def mismatch(self, variables: Mapping[str, Any]) -> Mismatch | None:
+        found = {number: _look(access, variables) for number, access in self.accesses.items()}
+        inputs = {number: value for number, (_, value) in found.items()}
+        try:
+            if eval(self.expression, {"inputs": inputs, "math": math}):  # noqa: S307 - our own source
+                return None
+        except CANNOT_LOOK:
+            pass
+        line = f", which {self.where} relies on" if self.where else ""
+        seen = ", ".join(_brief(value) for value in inputs.values())
+        return Mismatch(self.path, f"{self.relation}{line}", seen)
+
+
+_INPUT = re.compile(r"L\['t(\d+)'\]")
 
 
 def _brief(value: object) -> str:
@@ -294,10 +378,15 @@ class TensorGuard:
         return Mismatch(self.path, self.facts, _brief(seen) if found else _MISSING)
 
 
-def tensor_facts(tensor: torch.Tensor) -> str:
-    """Return the metadata a tensor guard compares, readable: ``float32[2, 3] on cpu``."""
+def tensor_facts(tensor: torch.Tensor, fake: torch.Tensor | None = None) -> str:
+    """Return the metadata a tensor guard compares, readable: ``float32[2, 3] on cpu``.
+
+    Sizes that the fake leaves open are shown as ``?``.
+    """
     kind = type(tensor).__qualname__
-    parts = [f"{kind} {str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"]
+    shape = tensor.shape if fake is None else fake.shape
+    sizes = ", ".join(str(size) if isinstance(size, int) else "?" for size in shape)
+    parts = [f"{kind} {str(tensor.dtype).removeprefix('torch.')}[{sizes}]"]
     if tensor.layout is torch.strided:
         parts.append(f"strides {list(tensor.stride())}")
     else:

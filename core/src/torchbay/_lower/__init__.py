@@ -5,25 +5,50 @@ from __future__ import annotations
 import collections
 import copy
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import attrs
 import torch
 from torch.fx import GraphModule, Node
 
-from torchbay._lower._aliases import View, base_of, remake, view_between, view_of_input
 from torchbay._lower._composites import kernels_of, recompose
 from torchbay._lower._functional import functional, writes
-from torchbay._lower._gates import GateMiss, gate_graph
-from torchbay._lower._prune import has_compute, prune, with_outputs
+from torchbay._lower._places import (
+    INPUTS,
+    LAST,
+    Number,
+    Place,
+    Route,
+    Source,
+    base_of,
+    is_alike,
+    view_between,
+)
+from torchbay._lower._prune import has_effect, named_arguments, prune, with_outputs
 from torchbay._lower._regions import Region, cut
+from torchbay._lower._stages import Part, Stage, Stages, without_unused_inputs
 from torchbay._reason import CannotServe
 from torchbay._torch_compat import storage_id
-from torchbay._trace import Trace
+from torchbay._torch_symbols import is_number, number_leaves
+from torchbay._trace import Trace, TracedGate
 from torchbay.plugin import Capabilities, Decompositions
 
-__all__ = ["GateMiss", "Lowered", "Region", "View", "cut", "lower", "lower_region", "remake"]
+__all__ = [
+    "INPUTS",
+    "LAST",
+    "Lowered",
+    "Part",
+    "Place",
+    "Region",
+    "Route",
+    "Source",
+    "Stage",
+    "cut",
+    "lower",
+    "lower_region",
+    "named_arguments",
+]
 
 aten = torch.ops.aten
 
@@ -33,102 +58,197 @@ class Lowered:
     """What is left to compile, and what surrounds it on every call.
 
     Attributes:
-        graph: The functional graph for the backend, or None when nothing is computed.
-        inputs: Which of the trace's inputs it takes, in order.
-        results: For each tensor of the result, the output it is, or the view.
-        result_count: How many of the outputs the results need.
-        written: The inputs a call changes, in the order of the epilogue.
-        by_backend: Whether the graph itself writes them; else its last outputs are their values.
-        gates: The graph that decides whether this one applies, or None.
-        gate_inputs: Which of the trace's inputs that one takes.
+        stages: What runs first, each up to a branch on data.
+        last: The graph that runs once every branch is taken, or None when nothing is computed.
+        outputs: The fakes of what that graph returns.
+        results: How each tensor or number of the result is found.
+        written: The inputs a call changes and where their values are found, in the order of the
+            epilogue. Empty if the last graph writes them itself.
+        mutated: The inputs that the last graph writes itself.
     """
 
-    graph: GraphModule | None
-    inputs: tuple[int, ...]
-    results: tuple[int | View, ...]
-    result_count: int
-    written: tuple[int, ...]
-    by_backend: bool
-    gates: GraphModule | None
-    gate_inputs: tuple[int, ...]
+    stages: tuple[Stage, ...]
+    last: Part | None
+    outputs: tuple[torch.Tensor, ...]
+    results: tuple[Source, ...]
+    written: tuple[tuple[int, Place], ...]
+    mutated: frozenset[int]
+
+    @property
+    def changed(self) -> tuple[int, ...]:
+        """The inputs that a call changes."""
+        return (*(position for position, _ in self.written), *sorted(self.mutated))
 
 
 def lower(trace: Trace, capabilities: Capabilities) -> Lowered:
     """Lower a trace for a backend with these capabilities.
 
     Raises:
-        CannotServe: The graph changes tensors in a way that cannot be expressed, or a gate depends
-            on random numbers.
+        CannotServe: The graph changes tensors in a way that cannot be expressed.
     """
     table = _table(capabilities.decompositions)
     if table is not None and capabilities.keep:
         kept = kernels_of(capabilities.keep)
         table = {target: rule for target, rule in table.items() if target not in kept}
-    graph = functional(trace.graph, trace.fakes, trace.fake_mode, table)
-    gates = None
-    if trace.gates:
-        # Gates run as plain PyTorch, whatever the backend wants decomposed.
-        plain = (
-            graph if table is None else functional(trace.graph, trace.fakes, trace.fake_mode, None)
-        )
-        gates = gate_graph(plain, trace.gates, trace.gate_widths, trace.result_count)
+    graph = functional(trace.graph, trace.fakes, trace.mode, table)
     graph = copy.deepcopy(graph) if graph is trace.graph else graph
     prune(graph.graph)
     recompose(graph, capabilities.keep)
-    places = {node: i for i, node in enumerate(_placeholders(graph))}
-    copies = writes(graph)
-    written = tuple(places[target] for target in copies)
-    _refuse_shared_memory(trace, written)
-    results, outputs = _results(trace, graph)
-    result_count = len(outputs)
-    if not capabilities.mutation:
-        outputs += _as_outputs(graph, copies)
-    graph = with_outputs(graph, outputs)
-    return Lowered(
-        graph if has_compute(graph.graph) else None,
-        _drop_unused_inputs(graph),
-        results,
-        result_count,
-        written,
-        capabilities.mutation,
-        gates,
-        _drop_unused_inputs(gates) if gates is not None else (),
-    )
+    return _Lowering(trace, graph, is_writing=capabilities.mutation).lowered()
 
 
-def _results(trace: Trace, graph: GraphModule) -> tuple[tuple[int | View, ...], list[Node]]:
-    """Return where each result is found, and what the graph must return for it.
+class _Lowering:
+    """Takes a functional graph apart into what is computed and what surrounds it."""
 
-    A result that eager would return as a view of an input or of another result is made from that.
-    """
-    captured = list(trace.graph.graph.output_node().args[0])[: trace.result_count]  # type: ignore[arg-type]
-    lowered = list(graph.graph.output_node().args[0])[: trace.result_count]  # type: ignore[arg-type]
-    inputs = {storage_id(fake): i for i, fake in enumerate(trace.fakes)}
-    times = collections.Counter(storage_id(node.meta["val"]) for node in lowered)
-    outputs: list[Node] = []
-    results: list[int | View] = []
-    for before, node in zip(captured, lowered, strict=True):
-        view = view_of_input(before.meta["val"], inputs, trace.fakes)
-        results.append(view or _place(graph, node, outputs, times))
-    return tuple(results), outputs
+    def __init__(self, trace: Trace, graph: GraphModule, *, is_writing: bool) -> None:
+        self._trace = trace
+        self._graph = graph
+        self._outputs: list[Node] = []
+        self._handed_out: set[Place] = set()
+        inputs = graph.graph.find_nodes(op="placeholder")
+        self._position = {node: i for i, node in enumerate(inputs)}
+        copies = writes(graph)
+        self._refuse_shared_memory(copies)
+        returned = list(graph.graph.output_node().args[0])  # type: ignore[arg-type]
+        self._returned = returned[: trace.result_count]
+        self._reads = _grouped(returned[trace.result_count :], trace.gates)
+        self._kept = list(copies.values()) if is_writing else []
+        self._values = {} if is_writing else self._without_copies(copies)
+        self._mutated = [self._position[target] for target in copies] if is_writing else []
+        self._stages = Stages(graph, trace.inputs)
+
+    def lowered(self) -> Lowered:
+        """Return the parts."""
+        for gate, nodes in zip(self._trace.gates, self._reads, strict=True):
+            self._stages.add(gate, nodes)
+        results = self._results()
+        written = tuple((i, self._value(node)) for i, node in self._values.items())
+        rest = list(dict.fromkeys([*self._stages.rest(), *self._outputs, *self._kept]))
+        is_needed = bool(rest) and (self._outputs or self._kept or any(map(has_effect, rest)))
+        last = self._stages.part(rest, self._outputs) if is_needed else None
+        if last is not None:
+            prune(last.graph.graph)
+            last = without_unused_inputs(last)
+        places = [place for _, place in written]
+        return Lowered(
+            self._stages.stages(last, [*results, *places]),
+            last,
+            tuple(node.meta["val"] for node in self._outputs),
+            results,
+            written,
+            frozenset(self._mutated),
+        )
+
+    def _results(self) -> tuple[Source, ...]:
+        """Return where each result is found.
+
+        A result that eager would return as a view of an input or of another result is made from
+        that.
+        """
+        captured = list(self._trace.graph.graph.output_node().args[0])  # type: ignore[arg-type]
+        fakes = self._trace.fakes[: len(self._trace.inputs)]
+        inputs = {storage_id(fake): i for i, fake in enumerate(fakes)}
+        tensors = [n.meta["val"] for n in self._returned if not is_number(n.meta["val"])]
+        times = collections.Counter(map(storage_id, tensors))
+        found = []
+        for before, node in zip(captured, self._returned, strict=False):
+            value = before.meta["val"]
+            if is_number(value):
+                found.append(self._number(node))
+            elif (place := _input_of(value, inputs, fakes)) is not None:
+                found.append(view_between(fakes[place.index], value, place))
+            else:
+                found.append(self._result(node, times))
+        return tuple(found)
+
+    def _number(self, node: Node) -> Source:
+        leaves = number_leaves(node)
+        return Number(node, {leaf: self._tensor(leaf) for leaf in leaves})
+
+    def _tensor(self, node: Node) -> Source:
+        """Return where a tensor is found that a number is read from."""
+        base = base_of(node)
+        if self._stages.place(base) is not None:
+            return self._stages.locate(node)
+        return Place(LAST, self._output(node))
+
+    def _result(self, node: Node, times: Mapping[int, int]) -> Source:
+        base = base_of(node)
+        if base.op == "placeholder":
+            # Of another dtype or the like than the input, hence no view of it by strides.
+            return Place(LAST, self._output(self._copied(node)))
+        if (place := self._stages.place(base)) is not None:
+            is_first = place not in self._handed_out and base is node
+            self._handed_out.add(place)
+            return place if is_first else view_between(base.meta["val"], node.meta["val"], place)
+        if times[storage_id(node.meta["val"])] == 1:
+            base = node
+        is_new = base not in self._outputs
+        place = Place(LAST, self._output(base))
+        if base is node and is_new:
+            return place
+        return view_between(base.meta["val"], node.meta["val"], place)
+
+    def _output(self, node: Node) -> int:
+        """Return the position of a node among the outputs, to which it is added."""
+        if node not in self._outputs:
+            self._outputs.append(node)
+        return self._outputs.index(node)
+
+    def _value(self, node: Node) -> Place:
+        """Return where the value is found that an input is to have."""
+        if (place := self._stages.place(node)) is not None and node.op != "placeholder":
+            return place
+        is_computed = base_of(node).op != "placeholder"
+        return Place(LAST, self._output(node if is_computed else self._copied(node)))
+
+    def _copied(self, node: Node) -> Node:
+        """Return a copy of a node: an output that is an input would alias it."""
+        graph = self._graph.graph
+        with graph.inserting_before(graph.output_node()):
+            clone = graph.call_function(aten.clone.default, (node,))
+        clone.meta = {**node.meta, "val": node.meta["val"].clone()}
+        self._stages.append(clone)
+        return clone
+
+    def _without_copies(self, copies: dict[Node, Node]) -> dict[int, Node]:
+        """Take the last copies out of the graph; return the value each input is to have."""
+        values: dict[int, Node] = {}
+        for target, node in copies.items():
+            values[self._position[target]] = node.args[1]  # type: ignore[assignment]
+            node.replace_all_uses_with(node.args[1])  # type: ignore[arg-type]
+            self._graph.graph.erase_node(node)
+        return values
+
+    def _refuse_shared_memory(self, copies: dict[Node, Node]) -> None:
+        """Refuse a changed input that shares memory with another input."""
+        storages = [storage_id(entry.tensor) for entry in self._trace.inputs]
+        for target in copies:
+            position = self._position[target]
+            if storages.count(storages[position]) > 1:
+                path = self._trace.inputs[position].path
+                raise CannotServe(f"{path} is changed and shares memory with another tensor")
 
 
-def _place(
-    graph: GraphModule, node: Node, outputs: list[Node], times: Mapping[int, int]
-) -> int | View:
-    """Return where a result is found among the outputs, to which it is added."""
-    base = base_of(node)
-    if base.op == "placeholder":
-        node = base = _copied(graph, node)
-    elif times[storage_id(node.meta["val"])] == 1:
-        base = node
-    is_new = base not in outputs
-    if is_new:
-        outputs.append(base)
-    position = outputs.index(base)
-    if base is node and is_new:
-        return position
-    return view_between(base.meta["val"], node.meta["val"], position, of_input=False)
+def _grouped(nodes: list[Node], gates: Sequence[TracedGate]) -> list[list[Node]]:
+    """Return the outputs that each gate reads."""
+    rest = iter(nodes)
+    return [[_original(next(rest)) for _ in gate.reads] for gate in gates]
+
+
+def _original(read: Node) -> Node:
+    """Return what a gate's copy was made of, which nothing changes in a functional graph."""
+    if read.target is aten.clone.default and read.args[0].op != "get_attr":  # type: ignore[union-attr]
+        return read.args[0]  # type: ignore[return-value]
+    return read
+
+
+def _input_of(value: Any, inputs: Mapping[int, int], fakes: Sequence[Any]) -> Place | None:
+    """Return the input in whose memory a fake lies, if strides alone lead to it."""
+    position = inputs.get(storage_id(value))
+    if position is None or not is_alike(fakes[position], value):
+        return None
+    return Place(INPUTS, position)
 
 
 def lower_region(region: Region, mode: Any, capabilities: Capabilities) -> GraphModule:
@@ -141,49 +261,3 @@ def lower_region(region: Region, mode: Any, capabilities: Capabilities) -> Graph
 @functools.cache
 def _table(decompositions: Callable[[], Decompositions] | None) -> Decompositions | None:
     return decompositions() if decompositions is not None else None
-
-
-def _placeholders(graph: GraphModule) -> list[Node]:
-    return list(graph.graph.find_nodes(op="placeholder"))
-
-
-def _as_outputs(graph: GraphModule, copies: dict[Node, Node]) -> list[Any]:
-    """Turn each last copy into the value that was to be copied."""
-    values = [_computed(graph, node.args[1]) for node in copies.values()]
-    for node in copies.values():
-        node.replace_all_uses_with(node.args[1])  # type: ignore[arg-type]
-        graph.graph.erase_node(node)
-    return values
-
-
-def _computed(graph: GraphModule, value: Any) -> Any:
-    """Return a node that is no input: an output that is one would alias it."""
-    return _copied(graph, value) if value.op == "placeholder" else value
-
-
-def _copied(graph: GraphModule, node: Node) -> Node:
-    with graph.graph.inserting_before(graph.graph.output_node()):
-        clone = graph.graph.call_function(aten.clone.default, (node,))
-    clone.meta = {**node.meta, "val": node.meta["val"].clone()}
-    return clone
-
-
-def _drop_unused_inputs(graph: GraphModule) -> tuple[int, ...]:
-    """Erase placeholders nobody uses; return the positions of those that stay."""
-    kept = []
-    for position, node in enumerate(_placeholders(graph)):
-        if node.users:
-            kept.append(position)
-        else:
-            graph.graph.erase_node(node)
-    graph.recompile()
-    return tuple(kept)
-
-
-def _refuse_shared_memory(trace: Trace, written: tuple[int, ...]) -> None:
-    """Refuse a changed input that shares memory with another input."""
-    storages = [storage_id(entry.tensor) for entry in trace.inputs]
-    for position in written:
-        if storages.count(storages[position]) > 1:
-            path = trace.inputs[position].path
-            raise CannotServe(f"{path} is changed and shares memory with another tensor")

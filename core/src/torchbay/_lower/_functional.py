@@ -17,21 +17,23 @@ aten = torch.ops.aten
 
 
 def functional(
-    graph: GraphModule, fakes: tuple[torch.Tensor, ...], mode: Any, decompositions: Any
+    graph: GraphModule, fakes: tuple[Any, ...], mode: Any, decompositions: Any
 ) -> GraphModule:
     """Return the graph without in-place operators but a last ``copy_`` into each changed input.
 
     A graph that changes nothing and needs no decomposition is returned as it is.
 
     Raises:
-        CannotServe: Sizes that depend on data prevent a second trace.
+        CannotServe: A second trace is not possible.
     """
     if decompositions is None and not any(is_write(node) for node in graph.graph.nodes):
         return graph
     _draw_in_memory_order(graph)
     try:
         with plain_execution(), mode, mode.shape_env.ignore_fresh_unbacked_symbols():
-            return trace_to_graph(functionalized(graph), fakes, decompositions)
+            return trace_to_graph(functionalized(graph, mode), fakes, decompositions)
+    except CannotServe:
+        raise
     except Exception as error:
         line = str(error).strip().partition("\n")[0]
         raise CannotServe(f"functionalization raised {type(error).__name__}: {line}") from error

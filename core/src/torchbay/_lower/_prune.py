@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch.fx import Graph, GraphModule, Node
+from torch.fx.node import map_arg
 
+from torchbay._source import Symbol
 from torchbay._torch_compat import OpOverload, argument_of, writes_of
 
-__all__ = ["has_compute", "is_random", "is_write", "prune", "with_outputs"]
+__all__ = ["has_effect", "is_random", "is_write", "named_arguments", "prune", "with_outputs"]
 
 
 def is_random(node: Node) -> bool:
@@ -30,11 +33,12 @@ def is_write(node: Node) -> bool:
 def prune(graph: Graph) -> None:
     """Erase dead nodes that neither draw random numbers nor have an effect; inputs stay."""
     for node in reversed(list(graph.nodes)):
-        if node.op in ("call_function", "get_attr") and not node.users and not _has_effect(node):
+        if node.op in ("call_function", "get_attr") and not node.users and not has_effect(node):
             graph.erase_node(node)
 
 
-def _has_effect(node: Node) -> bool:
+def has_effect(node: Node) -> bool:
+    """Whether a node must run although nobody uses what it returns."""
     if node.op == "get_attr":
         return False
     is_operator = isinstance(node.target, OpOverload)
@@ -48,9 +52,12 @@ def _has_effect(node: Node) -> bool:
     )
 
 
-def has_compute(graph: Graph) -> bool:
-    """Whether a graph calls any operator."""
-    return any(node.op == "call_function" for node in graph.nodes)
+def named_arguments(node: Node, names: Mapping[Node, str]) -> tuple[Any, Any]:
+    """Return a node's arguments, to be shown, with names in place of nodes."""
+    given: Any = (node.args, node.kwargs)
+    show: Any = lambda used: Symbol(names[used])  # noqa: E731 - fx types what arguments may be
+    args, kwargs = map_arg(given, show)
+    return args, kwargs
 
 
 def with_outputs(module: GraphModule, outputs: Sequence[Node]) -> GraphModule:

@@ -16,11 +16,28 @@ from torch.nn.parameter import is_lazy
 
 from torchbay._call import Call, Place
 from torchbay._observe._effects import EffectHistory
-from torchbay._observe._ops import BATCH_NORMS, GATES, LIFTS, Gate, OpRecord, is_compared, record_of
+from torchbay._observe._ops import (
+    BATCH_NORMS,
+    GATES,
+    LIFTS,
+    PACK,
+    Gate,
+    OpRecord,
+    as_it_is,
+    elements,
+    is_compared,
+    record_of,
+    sizes_of,
+)
 from torchbay._observe._profile import ProfileRecorder, profiled
 from torchbay._observe._reach import Holder, Reach, Reading
 from torchbay._observe._recorder import OpRecorder
-from torchbay._observe._rehearsal import WriteUndo, unmoved_generators
+from torchbay._observe._rehearsal import (
+    WriteUndo,
+    generator_states,
+    restore_generators,
+    unmoved_generators,
+)
 from torchbay._observe._snapshot import Change, Snapshot, is_same
 from torchbay._observe._state import is_unwatchable
 from torchbay._reason import CannotServe, Reason
@@ -30,6 +47,7 @@ __all__ = [
     "BATCH_NORMS",
     "GATES",
     "LIFTS",
+    "PACK",
     "Change",
     "EffectHistory",
     "Gate",
@@ -39,11 +57,16 @@ __all__ = [
     "Reach",
     "Reading",
     "Snapshot",
+    "as_it_is",
+    "elements",
+    "generator_states",
     "is_compared",
     "observe",
     "python_randomness_kept",
     "record_of",
     "rehearse",
+    "restore_generators",
+    "sizes_of",
     "unmoved_generators",
 ]
 
@@ -73,6 +96,12 @@ class Observation:
     obstacles: tuple[Reason, ...]
     codes: Mapping[CodeType, dict[str, Any]]
     environment: Mapping[str, str | None]
+
+    @property
+    def record(self) -> int:
+        """Equal for calls that read the same of tensor data and issued the same operators."""
+        gates = tuple(map(str, self.gates))
+        return hash((gates, tuple((op.name, repr(op.values)) for op in self.ops)))
 
     @property
     def readings(self) -> Iterator[Reading]:

@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import attrs
 import torch
 
 from torchbay._structure import is_plain, same_value
+from torchbay._torch_symbols import concrete
 
-__all__ = ["BATCH_NORMS", "GATES", "LIFTS", "Gate", "OpRecord", "is_compared", "record_of"]
+__all__ = [
+    "BATCH_NORMS",
+    "GATES",
+    "LIFTS",
+    "PACK",
+    "Gate",
+    "OpRecord",
+    "as_it_is",
+    "elements",
+    "is_compared",
+    "record_of",
+    "sizes_of",
+]
 
 aten = torch.ops.aten
 
@@ -24,6 +37,9 @@ GATES = frozenset(
     }
 )
 """Operators that turn tensor data into a Python value."""
+
+PACK = aten._pack_padded_sequence.default  # noqa: SLF001 - an operator's name
+"""Lays out its result by the elements of its second argument."""
 
 BATCH_NORMS = frozenset({aten.native_batch_norm.default, aten.cudnn_batch_norm.default})
 """Operators that move the statistics they are given, as arguments 3 and 4, and do not say so."""
@@ -54,12 +70,14 @@ class OpRecord:
         values: The plain values among its arguments; for a lift, the tensor's own.
         outputs: Dtype and sizes of each tensor with elements that it returned; None for a size
             that depends on data.
+        sizes: The sizes of every tensor it returned.
         where: File and line that called it.
     """
 
     name: str
     values: tuple[Any, ...]
     outputs: tuple[tuple[torch.dtype, tuple[int | None, ...]], ...]
+    sizes: tuple[torch.Size, ...]
     where: str
 
     def agrees_with(self, other: OpRecord) -> bool:
@@ -101,16 +119,42 @@ class Gate:
     value: Any
     where: str
 
-    def read(self, *tensors: torch.Tensor) -> Any:
-        """Read again, from other tensors."""
-        return self.reader(*tensors, *self.extras)
+    @property
+    def is_condition(self) -> bool:
+        """Whether what is read is the value itself."""
+        return self.reader is as_it_is
+
+    def read(self, *values: Any) -> Any:
+        """Read again, from other tensors or numbers."""
+        return self.reader(*values, *self.extras)
+
+    def reads_as(self, text: str) -> str:
+        """Return what is read, given the text of what it is read from."""
+        if self.is_condition:
+            return text
+        name = getattr(self.reader, "__name__", str(self.reader)).partition(".")[0].strip("_")
+        return f"{_READABLE.get(name, name)}({text})"
 
     def __str__(self) -> str:
-        name = getattr(self.reader, "__name__", str(self.reader)).partition(".")[0].strip("_")
-        return f"{_READABLE.get(name, name)} == {self.value!r} at {self.where}"
+        return self.described("")
+
+    def described(self, text: str) -> str:
+        """Return what was read, its value and the line that asked."""
+        where = f" at {self.where}" if self.where else ""
+        return f"{self.reads_as(text)} == {self.value!r}{where}"
 
 
-_READABLE = {"local_scalar_dense": "item()", "tolist": "tolist()", "is_nonzero": "bool()"}
+def as_it_is(value: Any) -> Any:
+    """Return a condition that the graph computes."""
+    return value
+
+
+def elements(tensor: torch.Tensor) -> Any:
+    """Return what a tensor holds, read by an operator rather than by the program."""
+    return tensor.tolist()
+
+
+_READABLE = {"local_scalar_dense": "item", "is_nonzero": "bool"}
 
 
 def is_compared(operator: Any) -> bool:
@@ -122,14 +166,23 @@ def record_of(
     operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any, where: str
 ) -> OpRecord:
     """Describe an operator call."""
-    results = result if isinstance(result, (tuple, list)) else (result,)
-    tensors = (r for r in results if isinstance(r, torch.Tensor))
-    outputs = tuple((t.dtype, sizes) for t in tensors if 0 not in (sizes := _sizes(t)))
+    outputs = tuple((t.dtype, seen) for t in _tensors(result) if 0 not in (seen := _seen(t)))
     name = _MIRRORED.get(str(operator), str(operator))
+    sizes = sizes_of(result)
     if operator in LIFTS:
-        return OpRecord(name, (args[0].tolist(),), outputs, where)
+        return OpRecord(name, (args[0].tolist(),), outputs, sizes, where)
     values = tuple(_plain_part(value) for value in (*args, *kwargs.values()))
-    return OpRecord(name, values, outputs, where)
+    return OpRecord(name, values, outputs, sizes, where)
+
+
+def sizes_of(result: Any) -> tuple[torch.Size, ...]:
+    """Return the sizes of every tensor an operator returned."""
+    return tuple(tensor.shape for tensor in _tensors(result))
+
+
+def _tensors(result: Any) -> Iterator[torch.Tensor]:
+    results = result if isinstance(result, (tuple, list)) else (result,)
+    return (r for r in results if isinstance(r, torch.Tensor))
 
 
 # Python asks a Parameter on the right hand side first, which a fake of it is not.
@@ -140,8 +193,9 @@ def _plain_part(value: Any) -> Any:
     """Return a value without what no two runs have in common, tensors and symbols."""
     if isinstance(value, (tuple, list)):
         return tuple(_plain_part(item) for item in value)
+    value = concrete(value)
     return value if is_plain(value) else None
 
 
-def _sizes(tensor: torch.Tensor) -> tuple[int | None, ...]:
-    return tuple(size if isinstance(size, int) else None for size in tensor.shape)
+def _seen(tensor: torch.Tensor) -> tuple[int | None, ...]:
+    return tuple(map(concrete, tensor.shape))

@@ -6,7 +6,15 @@ from typing import Any
 
 import torch
 
-from torchbay._observe._ops import GATES, Gate, OpRecord, is_compared, record_of
+from torchbay._observe._ops import (
+    GATES,
+    PACK,
+    Gate,
+    OpRecord,
+    elements,
+    is_compared,
+    record_of,
+)
 from torchbay._reason import Reason
 from torchbay._source import user_line
 from torchbay._torch_compat import ObservingDispatchMode, OpOverload, leave_mode
@@ -35,6 +43,8 @@ class OpRecorder(ObservingDispatchMode):
         self.is_inside_operator = True
         try:
             result = func(*args, **(kwargs or {}))
+            if func is PACK:
+                self.gates.append(Gate(elements, (), elements(args[1]), user_line()))
         finally:
             self.is_inside_operator = False
         try:

@@ -11,7 +11,7 @@ import torch
 from torchbay._observe._ops import BATCH_NORMS
 from torchbay._torch_compat import ObservingDispatchMode, storage_id, writes_of
 
-__all__ = ["WriteUndo", "unmoved_generators"]
+__all__ = ["WriteUndo", "generator_states", "restore_generators", "unmoved_generators"]
 
 
 class WriteUndo(ObservingDispatchMode):
@@ -62,3 +62,17 @@ def unmoved_generators() -> Iterator[None]:
     devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
     with torch.random.fork_rng(devices=devices):
         yield
+
+
+def generator_states() -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """Return the states of PyTorch's default generators, of the CPU and of each CUDA device."""
+    has_cuda = torch.cuda.is_initialized()
+    return torch.get_rng_state(), torch.cuda.get_rng_state_all() if has_cuda else []
+
+
+def restore_generators(states: tuple[torch.Tensor, list[torch.Tensor]]) -> None:
+    """Put the generators back to where `generator_states` found them."""
+    cpu, devices = states
+    torch.set_rng_state(cpu)
+    if devices:
+        torch.cuda.set_rng_state_all(devices)

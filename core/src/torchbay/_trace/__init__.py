@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -11,7 +12,6 @@ from torch.nn.parameter import is_lazy
 
 from torchbay._call import Call, Item, Place, is_usable
 from torchbay._observe import (
-    Gate,
     Observation,
     Reach,
     Reading,
@@ -19,22 +19,29 @@ from torchbay._observe import (
     python_randomness_kept,
 )
 from torchbay._reason import CannotServe, Reason
-from torchbay._source import Names, is_user_file
+from torchbay._source import Names, is_user_file, user_line
 from torchbay._structure import tensors_in
+from torchbay._symbolic import Symbolic
 from torchbay._torch_compat import (
     compiler_flag,
-    fake_tensor_mode,
     fake_tolist,
     storage_id,
-    to_fake,
     trace_to_graph,
 )
+from torchbay._torch_symbols import (
+    bind,
+    fake_of,
+    symbolic_int,
+    symbolic_mode,
+)
 from torchbay._trace._agreement import check_agreement
+from torchbay._trace._gates import GateAnswers, TracedGate
 from torchbay._trace._hidden_writes import reveal_hidden_writes
-from torchbay._trace._modes import GateAnswers, OpTracer, Substitution
+from torchbay._trace._modes import OpTracer, Substitution
+from torchbay._trace._packing import KnownTensors
 from torchbay._trace._result import ResultReader
 
-__all__ = ["Input", "Trace", "subclass_among", "trace"]
+__all__ = ["Input", "Trace", "TracedGate", "subclass_among", "trace"]
 
 _RESERVED = (
     "inputs",
@@ -44,10 +51,14 @@ _RESERVED = (
     "raw",
     "remake",
     "execute",
-    "gates",
+    "fork",
+    "leaf",
+    "branch",
+    "match",
     "refuses",
     "run",
     "MISS",
+    *(f"step_{level}" for level in range(1, 66)),
 )
 _PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 
@@ -65,83 +76,102 @@ class Input:
         """How a user would write it."""
         return self.places[0].path
 
+    @property
+    def key(self) -> str:
+        """Equal for the same place, whatever inputs there are besides it."""
+        first = self.places[0]
+        return f"{id(first.holder)} {first.key!r}" if isinstance(first, Reading) else first.access
+
 
 @attrs.frozen(eq=False)
 class Trace:
     """A graph over flat inputs, and how it relates to the call.
 
     Attributes:
-        graph: In-place operators and all. Its outputs are the new tensors of the result, then
-            the tensors of the gates.
+        graph: In-place operators and all. Its outputs are the new tensors and numbers of the
+            result, then what the gates read.
         inputs: State first, then the call's tensors.
+        numbers: The numbers that follow them, as given to the call: ints, and floats as
+            0-dimensional float64 tensors.
+        fakes: What stood for each of them in the trace; a symbol for an int.
         result: An expression over ``out``, ``inputs`` and ``args`` that makes the result.
         result_count: How many of the outputs belong to the result.
-        gates: What Python read of tensor data, in order.
-        gate_widths: How many outputs each gate reads.
+        gates: What Python read of tensor data, or decided from it, in order.
         is_inference: Whether the program made its result in an inference mode of its own.
-        fake_mode: The mode that made the fakes in the graph.
+        mode: The mode that made the fakes in the graph; it knows their symbols.
     """
 
     graph: torch.fx.GraphModule
     inputs: tuple[Input, ...]
-    fakes: tuple[torch.Tensor, ...]
+    numbers: tuple[Item, ...]
+    fakes: tuple[Any, ...]
     result: str
     result_count: int
-    gates: tuple[Gate, ...]
-    gate_widths: tuple[int, ...]
+    gates: tuple[TracedGate, ...]
     is_inference: bool
-    fake_mode: Any
+    mode: Any
     names: Names
 
 
-def trace(call: Call, observation: Observation) -> Trace:
+def trace(call: Call, observation: Observation, symbolic: Symbolic) -> Trace:
     """Trace an observed call.
 
     Raises:
         CannotServe: The call cannot be in a graph, or its two runs differ.
     """
     inputs = _inputs_of(call, observation)
-    mode = fake_tensor_mode()
-    fakes = [to_fake(mode, entry.tensor) for entry in inputs]
+    numbers = _numbers_of(call, symbolic)
+    answers = GateAnswers(observation.gates, is_symbolic=symbolic.reads)
+    mode = symbolic_mode(user_line, answers.decided)
+    fakes = [
+        fake_of(mode, entry.tensor, f"t{i}", _symbolic_dims(entry, symbolic))
+        for i, entry in enumerate(inputs)
+    ]
+    open_numbers = [
+        _fake_number(mode, n.value, f"t{i}") for i, n in enumerate(numbers, len(inputs))
+    ]
     positions = {id(entry.tensor): i for i, entry in enumerate(inputs)}
     positions |= {id(fake): i for i, fake in enumerate(fakes)}
     by_tensor = {id(entry.tensor): fake for entry, fake in zip(inputs, fakes, strict=True)}
-    answers = GateAnswers(observation.gates)
-    tracer = OpTracer(by_tensor, answers)
+    known = KnownTensors()
+    tracer = OpTracer(by_tensor, answers, known, observation.ops)
     names = Names(*_RESERVED, *call.names.values)
     names.values |= call.names.values
     result = ResultReader(call, positions, names)
-    source = ""
+    source, outputs = "", 0
 
-    def flat(*_: torch.Tensor) -> list[torch.Tensor]:
-        nonlocal source
-        args, kwargs = call.around(_distinct(call, by_tensor))
-        with tracer, Substitution(by_tensor, answers), fake_tolist(answers.tolist):
+    def flat(*given: Any) -> list[Any]:
+        nonlocal source, outputs
+        pairs = zip(numbers, given[len(inputs) :], strict=True)
+        stand_ins = {item.path: _number(number, item.value) for item, number in pairs}
+        args, kwargs = call.around(_distinct(call, by_tensor), stand_ins)
+        with tracer, Substitution(by_tensor, answers, known), fake_tolist(answers.tolist):
             value = call.function(*args, **kwargs)
         source = result.expression(observation.result, value)
-        return [*result.tensors, *(tensor for read in answers.tensors for tensor in read)]
+        outputs = len(result.tensors)
+        answers.finish(mode, fakes)
+        made = map(known.lifted, result.tensors)
+        return [*made, *(read for gate in answers.gates for read in gate.reads)]
 
-    graph = _traced(flat, fakes, mode, Snapshot(observation.reach))
+    graph = _traced(flat, [*fakes, *open_numbers], mode, Snapshot(observation.reach))
     reveal_hidden_writes(graph)
     answers.check_used_up()
     check_agreement(observation.ops, tracer.ops)
     return Trace(
         graph,
         tuple(inputs),
-        tuple(fakes),
+        numbers,
+        (*fakes, *open_numbers),
         source,
-        len(result.tensors),
-        observation.gates,
-        tuple(len(read) for read in answers.tensors),
+        outputs,
+        tuple(answers.gates),
         _is_inference(observation.result, inputs),
         mode,
         names,
     )
 
 
-def _traced(
-    flat: Any, fakes: list[torch.Tensor], mode: Any, snapshot: Snapshot
-) -> torch.fx.GraphModule:
+def _traced(flat: Any, fakes: list[Any], mode: Any, snapshot: Snapshot) -> torch.fx.GraphModule:
     """Trace, and put Python state back: a fake tensor must not stay in a user's object."""
     try:
         with compiler_flag(), python_randomness_kept(), mode:
@@ -166,6 +196,34 @@ def _inputs_of(call: Call, observation: Observation) -> list[Input]:
         Input(group[0].value, tuple(group), isinstance(group[0], Reading))
         for group in places.values()
     ]
+
+
+def _numbers_of(call: Call, symbolic: Symbolic) -> tuple[Item, ...]:
+    """Return the numbers of a call that become inputs: symbols cannot stand for NaN or infinity."""
+    return tuple(
+        item for item in call.numbers if item.path in symbolic.numbers and math.isfinite(item.value)
+    )
+
+
+def _symbolic_dims(entry: Input, symbolic: Symbolic) -> frozenset[int]:
+    found = (symbolic.dims.get(place.path, frozenset()) for place in entry.places)
+    return frozenset().union(*found)
+
+
+def _fake_number(mode: Any, value: float, name: str) -> Any:
+    """Return what stands for a number: a symbol, or a tensor that holds a float."""
+    if isinstance(value, int):
+        return symbolic_int(mode, value, name)
+    return fake_of(mode, torch.tensor(value, dtype=torch.float64), name, frozenset())
+
+
+def _number(stand_in: Any, value: float) -> Any:
+    """Return the symbol of a number, read from the tensor that holds it if it is a float."""
+    if isinstance(value, int):
+        return stand_in
+    number = torch.ops.aten._local_scalar_dense(stand_in)  # noqa: SLF001 - an operator's name
+    bind(number, value)
+    return number
 
 
 def subclass_among(call: Call, reach: Reach) -> Reason | None:

@@ -7,20 +7,31 @@ from typing import Any
 
 import torch
 
-from torchbay._observe import GATES, LIFTS, Gate, OpRecord, is_compared, record_of
+from torchbay._observe import (
+    GATES,
+    LIFTS,
+    PACK,
+    OpRecord,
+    elements,
+    is_compared,
+    record_of,
+    sizes_of,
+)
 from torchbay._reason import CannotServe
 from torchbay._source import user_line, user_stack_entry
 from torchbay._torch_compat import (
+    PAD,
     ObservingDispatchMode,
     ObservingFunctionMode,
     is_fake,
     is_transformed,
     set_node_stack,
 )
+from torchbay._torch_symbols import bind, is_number
+from torchbay._trace._gates import GateAnswers
+from torchbay._trace._packing import KnownTensors, pack, pad
 
-__all__ = ["GateAnswers", "OpTracer", "Substitution"]
-
-aten = torch.ops.aten
+__all__ = ["OpTracer", "Substitution"]
 
 
 class Substitution(ObservingFunctionMode):
@@ -30,10 +41,13 @@ class Substitution(ObservingFunctionMode):
     tensors to every other thread that runs the same module.
     """
 
-    def __init__(self, inputs: Mapping[int, torch.Tensor], answers: GateAnswers) -> None:
+    def __init__(
+        self, inputs: Mapping[int, torch.Tensor], answers: GateAnswers, known: KnownTensors
+    ) -> None:
         super().__init__()
         self._inputs = inputs
         self._answers = answers
+        self._known = known
 
     def __torch_function__(
         self,
@@ -44,7 +58,10 @@ class Substitution(ObservingFunctionMode):
     ) -> Any:
         args = substitute(args, self._inputs)
         if func is torch.Tensor.tolist:
-            return self._answers.next(func, args)
+            return self._answers.tolist(args[0])
+        if func == PAD and args[1] in self._known:
+            padded, lengths = pad(*args)
+            return padded, self._known.add(lengths)
         return func(*args, **substitute(kwargs or {}, self._inputs))
 
 
@@ -59,52 +76,21 @@ def substitute(value: Any, inputs: Mapping[int, torch.Tensor]) -> Any:
     return value
 
 
-class GateAnswers:
-    """Answers data-dependent reads from the record, and keeps the tensors they were read from."""
-
-    def __init__(self, gates: Sequence[Gate]) -> None:
-        self._gates = gates
-        self.is_copying = False
-        self.tensors: list[tuple[torch.Tensor, ...]] = []
-
-    def tolist(self, tensor: torch.Tensor) -> Any:
-        """Return what ``tensor.tolist()`` returned in the observed run."""
-        return self.next(torch.Tensor.tolist, (tensor,))
-
-    def next(self, reader: Any, args: Sequence[Any]) -> Any:
-        """Return what the observed run read here.
-
-        Raises:
-            CannotServe: The observed run did not read anything like it at this point.
-        """
-        position = len(self.tensors)
-        if position >= len(self._gates) or self._gates[position].reader is not reader:
-            raise CannotServe(
-                "a second run of the call reads data where the first did not", where=user_line()
-            )
-        # Copied, because the program may change the tensor after reading it.
-        read = [argument for argument in args if isinstance(argument, torch.Tensor)]
-        self.is_copying = True
-        self.tensors.append(tuple(map(aten.clone.default, read)))
-        self.is_copying = False
-        return self._gates[position].value
-
-    def check_used_up(self) -> None:
-        """Raise CannotServe if the observed run read more than this one."""
-        if len(self.tensors) < len(self._gates):
-            raise CannotServe(
-                "a second run of the call does not read data where the first did",
-                where=self._gates[len(self.tensors)].where,
-            )
-
-
 class OpTracer(ObservingDispatchMode):
     """Logs operators as `OpRecorder` does, answers gates, and refuses tensors of unknown origin."""
 
-    def __init__(self, inputs: Mapping[int, torch.Tensor], answers: GateAnswers) -> None:
+    def __init__(
+        self,
+        inputs: Mapping[int, torch.Tensor],
+        answers: GateAnswers,
+        known: KnownTensors,
+        observed: Sequence[OpRecord],
+    ) -> None:
         super().__init__()
         self._inputs = inputs
         self._answers = answers
+        self._known = known
+        self._observed = observed
         self.ops: list[OpRecord] = []
 
     def __torch_dispatch__(
@@ -118,13 +104,46 @@ class OpTracer(ObservingDispatchMode):
         if func not in LIFTS:
             args = substitute(args, self._inputs)
             kwargs = substitute(kwargs or {}, self._inputs)
+            self._known.refuse_writes(func, args)
+            if self._known.decide(args, kwargs):
+                return self._run_known(func, args, kwargs)
+            args = self._known.lifted(args)
             refuse_strangers((args, kwargs))
+        if self._answers.is_copying:
+            return func(*args, **(kwargs or {}))
         if func in GATES:
-            return self._answers.next(func, args)
-        result = func(*args, **(kwargs or {}))
-        if is_compared(func) and not self._answers.is_copying:
+            return self._answers.answer(func, args)
+        result = self._run(func, args, kwargs or {})
+        if is_compared(func):
+            self._bind_sizes(result)
             self.ops.append(record_of(func, args, kwargs or {}, result, user_line()))
         return result
+
+    def _run(self, func: Any, args: Any, kwargs: Any) -> Any:
+        if func is not PACK:
+            return func(*args, **kwargs)
+        padded, lengths, batch_first = args
+        data, batch_sizes = pack(padded, self._answers.fixed(elements, [lengths]), batch_first)
+        return data, self._known.add(batch_sizes)
+
+    def _run_known(self, func: Any, args: Any, kwargs: Any) -> Any:
+        if func in GATES:
+            return self._answers.known(func)
+        result = self._known.run(func, args, kwargs)
+        if is_compared(func):
+            self.ops.append(record_of(func, args, kwargs, result, user_line()))
+        return result
+
+    def _bind_sizes(self, result: Any) -> None:
+        """Let sizes that depend on data be what they were in the observed run."""
+        if len(self.ops) >= len(self._observed):
+            return
+        observed = self._observed[len(self.ops)].sizes
+        if len(found := sizes_of(result)) == len(observed):
+            for sizes, values in zip(found, observed, strict=True):
+                for size, value in zip(sizes, values, strict=False):
+                    if is_number(size):
+                        bind(size, value)
 
 
 def refuse_strangers(value: Any) -> None:

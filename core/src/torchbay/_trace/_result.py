@@ -12,6 +12,7 @@ from torchbay._call import Call
 from torchbay._reason import CannotServe
 from torchbay._source import Names
 from torchbay._structure import is_plain, same_value, take_apart
+from torchbay._torch_symbols import concrete, is_number
 
 __all__ = ["ResultReader"]
 
@@ -27,7 +28,7 @@ class ResultReader:
 
     def __init__(self, call: Call, inputs: Mapping[int, int], names: Names) -> None:
         """``inputs`` maps the id of a real or fake input to its position."""
-        self.tensors: list[torch.Tensor] = []
+        self.tensors: list[Any] = []
         self._call = call
         self._inputs = inputs
         self._names = names
@@ -55,7 +56,11 @@ class ResultReader:
 
     def _read(self, observed: Any, traced: Any, path: str) -> str:
         if isinstance(traced, torch.Tensor):
-            return self._tensor(traced)
+            return self._output(traced)
+        if is_number(traced):
+            return self._number(observed, traced, path)
+        if type(traced) in (tuple, torch.Size) and any(map(is_number, traced)):
+            return self._sizes(observed, traced, path)
         if is_plain(observed):
             return self._plain(observed, traced, path)
         if (source := self._argument(observed)) is not None:
@@ -70,13 +75,27 @@ class ResultReader:
         name = self._made[id(observed)] = self._names.fresh(path)
         return f"({name} := {source})"
 
-    def _tensor(self, tensor: torch.Tensor) -> str:
-        if (position := self._inputs.get(id(tensor))) is not None:
+    def _output(self, value: Any) -> str:
+        if (position := self._inputs.get(id(value))) is not None:
             return f"inputs[{position}]"
-        slot = self._slots.setdefault(id(tensor), len(self.tensors))
+        slot = self._slots.setdefault(id(value), len(self.tensors))
         if slot == len(self.tensors):
-            self.tensors.append(tensor)
+            self.tensors.append(value)
         return f"out[{slot}]"
+
+    def _number(self, observed: Any, traced: Any, path: str) -> str:
+        """Let a number that is a symbol be computed on every call."""
+        if not same_value(observed, found := concrete(traced)):
+            raise CannotServe(f"{path} is {observed!r} in one run and {found!r} in another")
+        return self._output(traced)
+
+    def _sizes(self, observed: Any, traced: Any, path: str) -> str:
+        if type(observed) is not type(traced) or len(observed) != len(traced):
+            raise CannotServe(f"{path} has another form in a second run of the call")
+        pairs = enumerate(zip(observed, traced, strict=True))
+        parts = "".join(f"{self._read(one, two, f'{path}[{i}]')}, " for i, (one, two) in pairs)
+        is_size = isinstance(traced, torch.Size)
+        return f"{self._names.of(torch.Size, 'Size')}(({parts}))" if is_size else f"({parts})"
 
     def _plain(self, observed: Any, traced: Any, path: str) -> str:
         if not same_value(observed, traced):

@@ -31,7 +31,7 @@ class InductorExecutable:
 
 @attrs.frozen
 class InductorBackend:
-    """Compiles static graphs for CPU and CUDA."""
+    """Compiles graphs for CPU and CUDA."""
 
     name: str = "inductor_triton"
     api_version: int = 1
@@ -39,6 +39,7 @@ class InductorBackend:
     capabilities: Capabilities = Capabilities(
         devices=frozenset({"cpu", "cuda"}),
         decompositions=_torch_compat.decompositions,
+        dynamic_shapes=True,
         mutation=True,
     )
 

@@ -1,0 +1,161 @@
+"""Where tensors and numbers are found while a call is served.
+
+Results that are views are made by the core, since a backend's outputs are memory of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import attrs
+import torch
+from torch.fx import Node
+
+from torchbay._torch_compat import OpOverload, storage_id
+from torchbay._torch_symbols import number_source, size_source
+
+__all__ = [
+    "INPUTS",
+    "LAST",
+    "Number",
+    "Place",
+    "Route",
+    "Source",
+    "View",
+    "base_of",
+    "is_alike",
+    "places_of",
+    "remake",
+    "view_between",
+]
+
+INPUTS = 0
+"""The level of the trace's inputs; stages count from 1."""
+
+LAST = -1
+"""The level of what the last part of a graph computes."""
+
+
+class Route(Protocol):
+    """How emitted code reaches things."""
+
+    def place(self, place: Place) -> str:
+        """Return an expression for what stands in a place."""
+
+    def name(self, value: Any) -> str:
+        """Return the name of a function or an object."""
+
+    @property
+    def symbols(self) -> Mapping[Any, str]:
+        """Expressions for the symbols of sizes."""
+
+
+@attrs.frozen
+class Place:
+    """Where a tensor stands.
+
+    Attributes:
+        level: `INPUTS`, the number of a stage, or `LAST`.
+        index: The position among the inputs, the operator's number within its stage, or the
+            position among the outputs of the last part.
+    """
+
+    level: int
+    index: int
+
+    def source(self, route: Route) -> str:
+        """Return an expression for the tensor."""
+        return route.place(self)
+
+
+@attrs.frozen
+class View:
+    """A tensor that lies in the memory of another.
+
+    Attributes:
+        base: Where that one stands.
+        sizes: Its own sizes, in elements.
+        strides: Its strides, in elements.
+        offset: Where it begins, in elements after the beginning of its base.
+    """
+
+    base: Place
+    sizes: tuple[Any, ...]
+    strides: tuple[Any, ...]
+    offset: Any
+
+    def source(self, route: Route) -> str:
+        """Return an expression that makes the view."""
+
+        def sizes(values: Sequence[Any]) -> str:
+            return f"({''.join(size_source(value, route.symbols) + ', ' for value in values)})"
+
+        offset = size_source(self.offset, route.symbols)
+        geometry = f"{sizes(self.sizes)}, {sizes(self.strides)}, {offset}"
+        return f"{route.name(remake)}({route.place(self.base)}, {geometry})"
+
+
+@attrs.frozen(eq=False)
+class Number:
+    """A number that is computed from inputs and tensor data, as the program computed it.
+
+    Attributes:
+        node: The node of the graph that computes it.
+        tensors: Where the tensors and the inputs stand that it is computed from.
+    """
+
+    node: Node
+    tensors: Mapping[Node, Source]
+
+    def source(self, route: Route) -> str:
+        """Return an expression that computes it."""
+        return number_source(self.node, lambda node: self.tensors[node].source(route), route.name)
+
+
+Source = Place | View | Number
+"""Something that emitted code can make."""
+
+
+def places_of(source: Source) -> tuple[Place, ...]:
+    """Return the places that something is made from."""
+    if isinstance(source, Place):
+        return (source,)
+    if isinstance(source, View):
+        return (source.base,)
+    return tuple(place for part in source.tensors.values() for place in places_of(part))
+
+
+def remake(
+    base: torch.Tensor, sizes: Sequence[int], strides: Sequence[int], offset: int
+) -> torch.Tensor:
+    """Return a view that begins ``offset`` elements after its base does."""
+    return base.as_strided(sizes, strides, base.storage_offset() + offset)
+
+
+def view_between(base: torch.Tensor, result: torch.Tensor, place: Place) -> View:
+    """Describe one fake tensor as a view of another with the same storage."""
+    offset = result.storage_offset() - base.storage_offset()
+    return View(place, tuple(result.shape), tuple(result.stride()), offset)
+
+
+def base_of(node: Node) -> Node:
+    """Return the node whose memory a node is a view of, through views alone."""
+    while isinstance(node.target, OpOverload) and node.target.is_view:
+        source = node.args[0]
+        if not isinstance(source, Node) or not is_alike(source.meta["val"], node.meta["val"]):
+            break
+        node = source
+    return node
+
+
+def is_alike(base: Any, view: Any) -> bool:
+    """Whether strides alone lead from one tensor to the other."""
+    return (
+        isinstance(base, torch.Tensor)
+        and isinstance(view, torch.Tensor)
+        and base.dtype == view.dtype
+        and base.is_conj() == view.is_conj()
+        and base.is_neg() == view.is_neg()
+        and storage_id(base) == storage_id(view)
+    )
