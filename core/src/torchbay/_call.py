@@ -64,6 +64,7 @@ class Call:
     tensors: tuple[Item, ...]
     values: tuple[Item, ...]
     objects: tuple[Item, ...]
+    sets: tuple[Item, ...]
     numbers: tuple[Item, ...]
     rebuild: str
     names: Names
@@ -97,10 +98,16 @@ class Call:
             tuple(reader.tensors),
             tuple(reader.values),
             tuple(reader.objects),
+            tuple(reader.sets),
             tuple(reader.numbers),
             rebuild,
             reader.names,
         )
+
+    @property
+    def holders(self) -> list[Item]:
+        """Return the containers and sets among the arguments, in order."""
+        return [*(item for item, _ in self.containers), *self.sets]
 
     def around(
         self, tensors: Sequence[torch.Tensor], numbers: Mapping[str, Any]
@@ -120,6 +127,7 @@ class _Reader:
         self.tensors: list[Item] = []
         self.values: list[Item] = []
         self.objects: list[Item] = []
+        self.sets: list[Item] = []
         self.numbers: list[Item] = []
         self.names = Names("leaves", "numbers", "args", "kwargs", "inputs", "match", "are_alike")
         self._places: dict[int, int] = {}
@@ -135,6 +143,7 @@ class _Reader:
             self.tensors.append(item)
             return f"leaves[{place}]"
         if type(value) is set and is_plain(frozen := frozenset(value)):
+            self.sets.append(item)
             self.values.append(Item(item.path, f"type({item.access})", set))
             self.values.append(Item(item.path, f"frozenset({item.access})", frozen))
             return f"set({self.names.of(frozen, item.path)})"

@@ -156,7 +156,8 @@ class Dispatcher:
             is_settled = self._effects.is_settled(observation.changes)
             if not is_settled or self._is_covered(call, observation):
                 return None
-            group = self._group_of(call.args, call.kwargs)
+            with observation.as_before():
+                group = self._group_of(call.args, call.kwargs)
             made = self._specializer.specialize(call, observation, backend, options, group)
             if made is None:
                 self.recompiles.append(reasons)
@@ -187,11 +188,12 @@ class Dispatcher:
 
     def _is_covered(self, call: Call, observation: Observation) -> bool:
         """Whether such a call is served already: another thread was first."""
-        return any(
-            isinstance(entry, EagerRoute) or entry.covers(observation.record)
-            for entry in self.entries
-            if entry.match(call.args, call.kwargs) is not None
-        )
+        with observation.as_before():
+            return any(
+                isinstance(entry, EagerRoute) or entry.covers(observation.record)
+                for entry in self.entries
+                if entry.match(call.args, call.kwargs) is not None
+            )
 
     def _limit(self, group: Specialization | None) -> str | None:
         """Return which limit forbids one more specialization, if one does."""

@@ -211,7 +211,7 @@ def refuse_obstacles(call: Call, observation: Observation) -> None:
         raise CannotServe(obstacle.what, where=obstacle.where, remedy=obstacle.remedy)
     places: list[Place] = [*call.tensors, *observation.reach.tensors()]
     inputs = {id(place.value) for place in places}
-    for tensor in tensors_in(observation.result):
+    for tensor in tensors_in(observation.made):
         if id(tensor) in inputs:
             continue
         if tensor.requires_grad:

@@ -32,6 +32,8 @@ __all__ = [
     "Form",
     "instance_of",
     "is_plain",
+    "is_plain_object",
+    "keys_test",
     "same_value",
     "take_apart",
     "value_test",
@@ -152,6 +154,14 @@ def value_test(access: str, value: object, names: Names) -> str:
     return f"{names.of(same_value, 'same_value')}({access}, {names.of(value, kind.__name__)})"
 
 
+def keys_test(access: str, keys: tuple[Any, ...], names: Names) -> str:
+    """Return an expression that is true when a mapping has these plain keys, in this order."""
+    if all(type(key) is str for key in keys):
+        return f"[*{access}] == {list(keys)!r}"
+    # 1, 1.0 and True are one key to a dict, and three to a program that iterates over it.
+    return f"{names.of(same_value, 'same_value')}((*{access},), {names.of(keys, 'keys')})"
+
+
 @attrs.frozen
 class Form:
     """What two containers have in common whatever they hold: class, and size or keys."""
@@ -166,7 +176,7 @@ class Form:
         name = self.kind.__name__ if is_builtin else names.of(self.kind, self.kind.__name__)
         is_kind = f"type({access}) is {name}"
         if issubclass(self.kind, dict):
-            return f"{is_kind} and {self._has_keys(access, names)}"
+            return f"{is_kind} and {keys_test(access, self.keys or (), names)}"
         if issubclass(self.kind, (tuple, list)):
             return f"{is_kind} and len({access}) == {self.size}"
         return f"{is_kind} and [*{access}.__dict__] == {list(self.keys or ())!r}"
@@ -175,13 +185,6 @@ class Form:
         """Whether a container of the other form would pass the test."""
         mine, theirs = (self.size, self.keys), (other.size, other.keys)
         return self.kind is other.kind and same_value(mine, theirs)
-
-    def _has_keys(self, access: str, names: Names) -> str:
-        keys = self.keys or ()
-        if all(type(key) is str for key in keys):
-            return f"[*{access}] == {list(keys)!r}"
-        # 1, 1.0 and True are one key to a dict, and three to a program that iterates over it.
-        return f"{names.of(same_value, 'same_value')}((*{access},), {names.of(keys, 'keys')})"
 
     def __str__(self) -> str:
         kind = self.kind.__qualname__
@@ -287,7 +290,7 @@ def take_apart(value: Any, *, fresh: bool = False) -> Container | None:
         return Container(
             value, tuple(f"[{key!r}]" for key in value), tuple(value.values()), tuple(value)
         )
-    if _is_record(value) or (fresh and _is_plain_object(value)):
+    if _is_record(value) or (fresh and is_plain_object(value)):
         attributes = vars(value)
         return Container(
             value,
@@ -314,18 +317,21 @@ def _is_known_mapping(kind: type) -> bool:
 
 
 def _is_record(value: object) -> bool:
-    return dataclasses.is_dataclass(value) and _is_plain_object(value)
+    return dataclasses.is_dataclass(value) and is_plain_object(value)
 
 
-def _is_plain_object(value: object) -> bool:
+def is_plain_object(value: object) -> bool:
     """Whether an object is nothing but its class and its ``__dict__``."""
     kind = type(value)
     return (
         kind.__basicsize__ <= _Plain.__basicsize__
         and kind.__flags__ & _HEAP_TYPE != 0
         and hasattr(value, "__dict__")
-        and not isinstance(value, (torch.nn.Module, type, BaseException))
+        and not isinstance(value, (torch.nn.Module, type, BaseException, *_SYMBOLS))
     )
+
+
+_SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
 class _Plain:

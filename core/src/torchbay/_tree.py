@@ -7,6 +7,7 @@ leaf, so that a call that leads nowhere can be captured as if nothing had run.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -306,7 +307,7 @@ def _emit_fork(path: Path, guards: GuardFunction, forks: list[Fork], lines: list
     steps = [f"step_{i}" for i in range(1, level + 1)]
     body += [
         *([f"step_{level} = ()"] if fork.built is None else []),
-        f"branch = fork.branches.get({key})",
+        *_branch_lines(key),
         "if branch is None:",
         f"{_INDENT}return MISS",
         f"return branch.run({', '.join(['inputs', 'args', 'kwargs', *steps])})",
@@ -319,7 +320,8 @@ def _emit_leaf(
 ) -> None:
     trace, lowered = path.trace, path.lowered
     route = _Route(path, forks)
-    is_needed = "inputs[" in trace.result or bool(lowered.written)
+    sources = (*trace.effects, trace.result)
+    is_needed = any("inputs[" in source for source in sources) or bool(lowered.written)
     results = [route.source(result) for result in lowered.results]
     is_needed |= any("inputs[" in result for result in results)
     body = [*lines, *_part_lines(leaf.built, route, "raw = ", "execute", is_keeping=is_needed)]
@@ -328,11 +330,20 @@ def _emit_leaf(
         body += ["out = raw"] if results else []
     else:
         body.append(f"out = [{', '.join(results)}]")
+    body += trace.effects
     if forks:
         body.append("leaf.calls += 1")
     leaf.source, leaf.run = _emitted(
         path, guards, body, len(forks) + 1, built=leaf.built, result=trace.result, leaf=leaf
     )
+
+
+def _branch_lines(key: str) -> list[str]:
+    """Return lines that look up where to go; a division by zero is the program's to raise."""
+    line = f"branch = fork.branches.get({key})"
+    if not any(sign in key for sign in ("/", "%", "**")):
+        return [line]
+    return ["try:", f"{_INDENT}{line}", "except ArithmeticError:", f"{_INDENT}return MISS"]
 
 
 def _matching_lines() -> list[str]:
@@ -381,6 +392,7 @@ def _emitted(
         "execute": built.executable.run if built is not None else None,
         "inference_execution": inference_execution,
         "match": guards.match,
+        "math": math,
         "plain_execution": plain_execution,
         "refuses": built.refuses if built is not None else None,
         **more,

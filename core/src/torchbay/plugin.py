@@ -77,7 +77,8 @@ class Capabilities:
             ``aten.scaled_dot_product_attention.default``, ``aten.layer_norm.default`` and
             ``aten.group_norm.default``. Otherwise they arrive as the kernels PyTorch would call,
             or decomposed.
-        dynamic_shapes: Takes graphs with symbolic sizes.
+        dynamic_shapes: Takes graphs with symbolic sizes, and with numbers that are known only when
+            they run: ``aten._local_scalar_dense`` of a tensor, and Python's arithmetic on those.
         training: Takes the forward and the backward half of a training step.
         mutation: Takes graphs that end in ``aten.copy_`` onto an input listed in
             `CompileRequest.mutated`. Without it such values are further outputs, and the core
@@ -114,7 +115,9 @@ class CompileRequest:
         graph: A functional ATen graph, linted and free of dead nodes. Every node carries a fake
             value in ``meta["val"]``, and the user's stack in ``stack_trace`` where it is known.
             It takes flat inputs and returns a flat tuple. Random operators stand in program order.
-        example_inputs: One fake tensor (or int, for a size) per placeholder, in order.
+        example_inputs: One fake tensor (or symbolic int) per placeholder, in order. Sizes may be
+            symbols; the graph reads them with ``aten.sym_size``. A float that changes is a
+            0-dimensional float64 tensor on the CPU.
         state_count: How many leading inputs are state: parameters, buffers, free tensors. State
             keeps its storage from call to call far more often than not, but may be replaced.
         mutated: Positions of inputs the graph writes, with ``aten.copy_`` as its last nodes.
@@ -143,7 +146,7 @@ class Executable(Protocol):
         """Run the graph once.
 
         Means: ``inputs`` holds the values of the graph's placeholders in order: state, then the
-        call's tensors, then sizes as ints. The list is the callee's to clear. Returns the graph's
+        call's tensors, then what earlier parts of the graph computed, then ints. The list is the callee's to clear. Returns the graph's
         outputs in order. Each has the sizes, strides, dtype and device of its node's
         ``meta["val"]``. No output shares memory with an output of another call.
         When called: on every hit, after the core's guards held; grad mode is off and autocast is

@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Iterable, Sequence
-from types import CellType, FunctionType
-from typing import Any
 
 import torch
 
-from torchbay._call import Call, Item, is_usable
+from torchbay._access import Access
+from torchbay._call import Call, Item, Place, is_usable
 from torchbay._guards._emit import GuardFunction, compile_source, emit
 from torchbay._guards._kinds import (
     ContainerGuard,
+    DistinctGuard,
     EnvironmentGuard,
     Guard,
     IdentityGuard,
+    KeysGuard,
     Mismatch,
     NoOverlapGuard,
     NumberGuard,
     ObjectGuard,
     RelationGuard,
-    SameTensorGuard,
+    SameObjectGuard,
     ShapeOfCallGuard,
     SizeGuard,
     SizesGuard,
@@ -30,9 +30,9 @@ from torchbay._guards._kinds import (
     float_tensor,
     tensor_facts,
 )
-from torchbay._observe import Holder, Observation, Reading
+from torchbay._observe import Holder, Observation, Reading, argument_holders
 from torchbay._source import Names
-from torchbay._structure import is_plain, key_source
+from torchbay._structure import is_plain
 from torchbay._torch_compat import tensor_guard
 from torchbay._torch_symbols import has_symbols, size_guards
 from torchbay._trace import Input, Trace
@@ -51,33 +51,41 @@ def guards_of_graph(
     call: Call, observation: Observation, trace: Trace, written: Sequence[int]
 ) -> GuardFunction:
     """Guard everything a graph relied on: the call, the Python values read, tensors, sizes."""
-    read = [EnvironmentGuard(name, value) for name, value in observation.environment.items()]
-    return _emitted(call, observation.watched, read, trace.inputs, written, trace)
+    names = _names(call)
+    access = Access(names, observation.watched, call)
+    with observation.as_before():
+        read = [
+            *_watch_guards(observation.watched, access),
+            *_shared(call, observation.watched, access),
+            *_distinct(call, observation, access),
+            *(EnvironmentGuard(name, value) for name, value in observation.environment.items()),
+        ]
+        return _emitted(call, access, read, trace.inputs, written, names, trace)
 
 
 def guards_of_call(call: Call) -> GuardFunction:
     """Guard only what was passed: for a call that is served without a graph."""
     unique = {id(item.value): item for item in call.tensors}
     inputs = [Input(item.value, (item,), is_state=False) for item in unique.values()]
-    return _emitted(call, (), (), inputs, (), None)
+    names = _names(call)
+    return _emitted(call, Access(names, (), call), (), inputs, (), names)
 
 
-def _emitted(
+def _emitted(  # noqa: PLR0917 - what every guard function is made of
     call: Call,
-    watched: Sequence[Holder],
+    access: Access,
     read: Sequence[Guard],
     inputs: Sequence[Input],
     written: Sequence[int],
-    trace: Trace | None,
+    names: Names,
+    trace: Trace | None = None,
 ) -> GuardFunction:
-    names = _names(call)
-    sources = _Sources(names, watched, call)
     numbers = trace.numbers if trace is not None else ()
     fakes = trace.fakes if trace is not None else [entry.tensor for entry in inputs]
     pairs = list(zip(inputs, fakes, strict=False))
-    tensors = [_tensor_guard(sources.access(e.places[0]), e, fake) for e, fake in pairs]
-    before = [*_call_guards(call, numbers), *_watch_guards(watched, sources), *read]
-    after = [*_ties(inputs, sources), *_overlap(inputs, tensors, written)]
+    tensors = [_tensor_guard(access.of(e.places[0]), e, fake) for e, fake in pairs]
+    before = [*_call_guards(call, numbers), *read]
+    after = [*_ties(inputs, access), *_overlap(inputs, tensors, written)]
     after += _size_guards(trace, tensors) if trace is not None else []
     are_alike = tensor_guard([e.tensor for e in inputs], [f for _, f in pairs]) if inputs else None
     expressions = [_number_source(item, names) for item in numbers]
@@ -115,49 +123,6 @@ def _names(call: Call) -> Names:
     return names
 
 
-class _Sources:
-    """How emitted code reaches what was read."""
-
-    def __init__(self, names: Names, watched: Sequence[Holder], call: Call) -> None:
-        self._names = names
-        self._arguments = {id(item.value): item.access for item in call.objects}
-        self._holders = {id(holder.container): holder for holder in watched}
-        self._references: dict[int, weakref.ref[Any]] = {}
-
-    def access(self, place: Item | Reading) -> str:
-        """Return an expression for a place's current value."""
-        if isinstance(place, Item):
-            return place.access
-        holder = self.container(self._holders[id(place.holder)])
-        if isinstance(place.holder, CellType):
-            return f"{holder}.cell_contents"
-        if isinstance(place.holder, FunctionType):
-            return f"{holder}.{place.key}"
-        return f"{holder}[{key_source(place.key, self._names)}]"
-
-    def container(self, holder: Holder) -> str:
-        """Return an expression for a container."""
-        if holder.is_pinned:
-            return self._names.of(holder.container, holder.path)
-        return holder.suffix.format(self._owner(holder))
-
-    def _owner(self, holder: Holder) -> str:
-        if (access := self._arguments.get(id(holder.owner))) is not None:
-            return access
-        if (reference := self._reference(holder.owner)) is not None:
-            return f"{self._names.of(reference, f'{holder.path}_ref')}()"
-        assert holder.via is not None, "only arguments are reached without a reading"
-        return self.access(holder.via)
-
-    def _reference(self, owner: Any) -> weakref.ref[Any] | None:
-        if id(owner) not in self._references:
-            try:
-                self._references[id(owner)] = weakref.ref(owner)
-            except TypeError:
-                return None
-        return self._references[id(owner)]
-
-
 def _call_guards(call: Call, numbers: Sequence[Item]) -> Iterable[Guard]:
     yield ShapeOfCallGuard(len(call.args), tuple(call.kwargs))
     for item, container in call.containers:
@@ -171,40 +136,105 @@ def _call_guards(call: Call, numbers: Sequence[Item]) -> Iterable[Guard]:
         yield ObjectGuard.of(item.path, item.access, item.value)
 
 
-def _watch_guards(watched: Sequence[Holder], sources: _Sources) -> Iterable[Guard]:
+def _watch_guards(watched: Sequence[Holder], access: Access) -> Iterable[Guard]:
     for holder in watched:
         # What a tuple holds cannot change.
-        if not isinstance(holder.container, tuple) or not holder.is_pinned:
+        if not isinstance(holder.container, tuple) or not holder.is_fixed:
             for reading in holder.readings:
-                yield from _reading_guards(reading, sources.access(reading), holder.is_pinned)
+                yield from _reading_guards(reading, holder, access)
     growing = [holder for holder in watched if _can_grow(holder)]
-    pinned = [(holder.path, holder.container) for holder in growing if holder.is_pinned]
-    for group in ([s for s in pinned if not s[1]], [s for s in pinned if s[1]]):
+    fixed = [(holder.path, holder.container) for holder in growing if holder.is_fixed]
+    for group in ([s for s in fixed if not s[1]], [s for s in fixed if s[1]]):
         if group:
             yield SizesGuard.of(group)
     for holder in growing:
-        if not holder.is_pinned:
+        if not holder.is_fixed:
             kind, size = type(holder.container), len(holder.container)
-            yield SizeGuard(holder.path, sources.container(holder), kind, size)
+            yield SizeGuard(holder.path, access.container(holder), kind, size)
+        if _is_ordered(holder):
+            yield KeysGuard(holder.path, access.container(holder), (*holder.container,))
 
 
 def _can_grow(holder: Holder) -> bool:
-    return holder.is_whole and isinstance(holder.container, (dict, list))
+    kinds = (dict, list) if holder.is_fixed else (dict, list, tuple)
+    return holder.is_whole and isinstance(holder.container, kinds)
 
 
-def _reading_guards(reading: Reading, access: str, is_pinned: bool) -> Iterable[Guard]:  # noqa: FBT001
-    value = reading.value
+def _is_ordered(holder: Holder) -> bool:
+    """Whether a program that iterates would see that keys moved; attributes have names."""
+    is_mapping = holder.suffix == "{}" and isinstance(holder.container, dict)
+    return is_mapping and len(holder.container) > 1 and all(map(is_plain, holder.container))
+
+
+def _reading_guards(reading: Reading, holder: Holder, access: Access) -> Iterable[Guard]:
+    value, source, path = reading.value, access.of(reading), reading.path
+    reached = access.holder_of(value)
     if isinstance(value, torch.Tensor) and is_usable(value):
         return
-    if isinstance(value, set):
-        yield ValueGuard(reading.path, f"type({access})", set)
-        yield ValueGuard(reading.path, f"frozenset({access})", frozenset(value))
-    elif is_plain(value):
-        yield ValueGuard(reading.path, access, value)
-    elif is_pinned:
-        yield IdentityGuard(reading.path, access, value)
-    elif not isinstance(value, (list, dict, tuple)):
-        yield ObjectGuard.of(reading.path, access, value)
+    if is_plain(value):
+        yield ValueGuard(path, source, value)
+    elif reached is not None and (reached.is_loose or isinstance(value, _CONTAINERS)):
+        yield from _like_guards(reading, reached, access)
+    elif holder.is_pinned or isinstance(value, _CONTAINERS):
+        yield IdentityGuard(path, source, value)
+    else:
+        yield ObjectGuard.of(path, source, value)
+
+
+_CONTAINERS = (list, dict, tuple)
+
+
+def _like_guards(reading: Reading, reached: Holder, access: Access) -> Iterable[Guard]:
+    """Guard an object by what it is like; where it stands a second time, that it is the same."""
+    value, source, path = reading.value, access.of(reading), reading.path
+    if reached.via is not reading:
+        other = access.object(value)
+        assert other is not None, "it is reached anew on every call"
+        yield _is_same(reading, reached.path, other, source)
+    elif isinstance(value, set):
+        yield ValueGuard(path, f"type({source})", set)
+        yield ValueGuard(path, f"frozenset({source})", frozenset(value))
+    elif not isinstance(value, _CONTAINERS):
+        yield ValueGuard(path, f"type({source})", type(value))
+
+
+def _shared(call: Call, watched: Sequence[Holder], access: Access) -> Iterable[Guard]:
+    """Guard that a container which is passed twice, or is known otherwise, still is."""
+    passed: dict[int, Item] = {}
+    for item in call.holders:
+        first = passed.setdefault(id(item.value), item)
+        if first is not item:
+            yield _is_same(item, first.path, first.access, item.access)
+    for reading in (reading for holder in watched for reading in holder.readings):
+        if (known := passed.get(id(reading.value))) is not None:
+            yield _is_same(reading, known.path, known.access, access.of(reading))
+
+
+def _is_same(place: Place, other_path: str, other: str, source: str) -> Guard:
+    kind = type(place.value).__qualname__
+    return SameObjectGuard(place.path, source, other_path, other, kind)
+
+
+def _distinct(call: Call, observation: Observation, access: Access) -> Iterable[Guard]:
+    """Guard that no container which the call writes is met in another place."""
+    known = {id(holder.container): holder for holder in observation.watched}
+    effects = [known.get(id(e.holder.container), e.holder) for e in observation.effects]
+    written = [holder for holder in effects if isinstance(holder.container, _WRITTEN)]
+    ids = {id(holder.container) for holder in written}
+    met = [h for h in (*observation.watched, *argument_holders(call)) if id(h.container) not in ids]
+    for kind in _WRITTEN:
+        targets = [h for h in written if isinstance(h.container, kind)]
+        others = [h for h in met if isinstance(h.container, kind)]
+        reached = [access.container(h) for h in others if not h.is_fixed]
+        pinned = frozenset(id(h.container) for h in others if h.is_fixed)
+        free = [access.container(h) for h in targets if not h.is_fixed]
+        fixed = [access.container(h) for h in targets if h.is_fixed]
+        if free or (fixed and reached):
+            path = ", ".join(holder.path for holder in targets)
+            yield DistinctGuard(path, (*free, *fixed), tuple(reached), pinned)
+
+
+_WRITTEN = (list, dict, set)
 
 
 def _tensor_guard(access: str, entry: Input, fake: torch.Tensor) -> TensorGuard:
@@ -212,13 +242,11 @@ def _tensor_guard(access: str, entry: Input, fake: torch.Tensor) -> TensorGuard:
     return TensorGuard(entry.path, access, tensor_facts(entry.tensor, fake), is_same)
 
 
-def _ties(inputs: Sequence[Input], sources: _Sources) -> Iterable[Guard]:
+def _ties(inputs: Sequence[Input], access: Access) -> Iterable[Guard]:
     for entry in inputs:
         first, *others = entry.places
         for other in others:
-            yield SameTensorGuard(
-                other.path, sources.access(other), first.path, sources.access(first)
-            )
+            yield SameObjectGuard(other.path, access.of(other), first.path, access.of(first))
 
 
 def _overlap(

@@ -13,22 +13,24 @@ import attrs
 import torch
 
 from torchbay._source import Names
-from torchbay._structure import Form, same_value, take_apart, value_test
+from torchbay._structure import Form, keys_test, same_value, take_apart, value_test
 from torchbay._torch_compat import function_mode_count
 
 __all__ = [
     "CANNOT_LOOK",
     "AmbientGuard",
     "ContainerGuard",
+    "DistinctGuard",
     "EnvironmentGuard",
     "Guard",
     "IdentityGuard",
+    "KeysGuard",
     "Mismatch",
     "NoOverlapGuard",
     "NumberGuard",
     "ObjectGuard",
     "RelationGuard",
-    "SameTensorGuard",
+    "SameObjectGuard",
     "ShapeOfCallGuard",
     "SizeGuard",
     "SizesGuard",
@@ -354,6 +356,24 @@ class SizeGuard:
         return Mismatch(self.path, f"{self.kind.__qualname__} of length {self.size}", shown)
 
 
+@attrs.frozen
+class KeysGuard:
+    """A mapping has the keys it had, in the order it had them."""
+
+    path: str
+    access: str
+    keys: tuple[Any, ...]
+
+    def source(self, names: Names) -> str:
+        return keys_test(self.access, self.keys, names)
+
+    def mismatch(self, variables: Mapping[str, Any]) -> Mismatch | None:
+        found, seen = _look(f"(*{self.access},)", variables)
+        if found and same_value(seen, self.keys):
+            return None
+        return Mismatch(self.path, f"keys {[*self.keys]}", f"keys {[*seen]}" if found else _MISSING)
+
+
 @attrs.frozen(eq=False)
 class TensorGuard:
     """A tensor has the metadata of the one it was compiled for.
@@ -402,13 +422,14 @@ def tensor_facts(tensor: torch.Tensor, fake: torch.Tensor | None = None) -> str:
 
 
 @attrs.frozen
-class SameTensorGuard:
-    """Two places hold one and the same tensor."""
+class SameObjectGuard:
+    """Two places hold one and the same object."""
 
     path: str
     access: str
     other_path: str
     other_access: str
+    kind: str = "tensor"
 
     def source(self, names: Names) -> str:
         del names
@@ -419,7 +440,38 @@ class SameTensorGuard:
         _, other = _look(self.other_access, variables)
         if found and seen is other:
             return None
-        return Mismatch(self.path, f"the same tensor as {self.other_path}", "another tensor")
+        what = f"the same {self.kind} as {self.other_path}"
+        return Mismatch(self.path, what, f"another {self.kind}")
+
+
+@attrs.frozen
+class DistinctGuard:
+    """The containers that the call writes are none of the others it reads or writes."""
+
+    path: str
+    written: tuple[str, ...]
+    others: tuple[str, ...]
+    pinned: frozenset[int]
+
+    def source(self, names: Names) -> str:
+        check, pinned = names.of(are_distinct, "are_distinct"), names.of(self.pinned, "pinned_ids")
+        return f"{check}([{', '.join(self.written)}], [{', '.join(self.others)}], {pinned})"
+
+    def mismatch(self, variables: Mapping[str, Any]) -> Mismatch | None:
+        groups = (self.written, self.others)
+        written, others = ([_look(a, variables)[1] for a in group] for group in groups)
+        if are_distinct(written, others, self.pinned):
+            return None
+        return Mismatch(self.path, "a container of its own", "one that is met elsewhere too")
+
+
+def are_distinct(
+    written: Sequence[object], others: Sequence[object], pinned: frozenset[int]
+) -> bool:
+    """Whether each of the written containers is none of the others, nor one known by its id."""
+    ids = set(map(id, written))
+    is_elsewhere = not ids.isdisjoint(map(id, others)) or not ids.isdisjoint(pinned)
+    return len(ids) == len(written) and not is_elsewhere
 
 
 @attrs.frozen

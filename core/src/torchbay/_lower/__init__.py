@@ -91,6 +91,7 @@ def lower(trace: Trace, capabilities: Capabilities) -> Lowered:
         kept = kernels_of(capabilities.keep)
         table = {target: rule for target, rule in table.items() if target not in kept}
     graph = functional(trace.graph, trace.fakes, trace.mode, table)
+    trace.check(trace.mode)
     graph = copy.deepcopy(graph) if graph is trace.graph else graph
     prune(graph.graph)
     recompose(graph, capabilities.keep)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import dis
 import random
 import sys
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import CodeType
 from typing import Any
 
@@ -15,6 +15,7 @@ import torch
 from torch.nn.parameter import is_lazy
 
 from torchbay._call import Call, Place
+from torchbay._observe._arguments import argument_holders, hidden_argument_changes
 from torchbay._observe._effects import EffectHistory
 from torchbay._observe._ops import (
     BATCH_NORMS,
@@ -38,17 +39,19 @@ from torchbay._observe._rehearsal import (
     restore_generators,
     unmoved_generators,
 )
-from torchbay._observe._snapshot import Change, Snapshot, is_same
+from torchbay._observe._snapshot import ABSENT, Change, Effect, Snapshot, is_same
 from torchbay._observe._state import is_unwatchable
-from torchbay._reason import CannotServe, Reason
+from torchbay._reason import Reason
 from torchbay._torch_compat import compiler_flag
 
 __all__ = [
+    "ABSENT",
     "BATCH_NORMS",
     "GATES",
     "LIFTS",
     "PACK",
     "Change",
+    "Effect",
     "EffectHistory",
     "Gate",
     "Holder",
@@ -57,10 +60,12 @@ __all__ = [
     "Reach",
     "Reading",
     "Snapshot",
+    "argument_holders",
     "as_it_is",
     "elements",
     "generator_states",
     "is_compared",
+    "is_same",
     "observe",
     "python_randomness_kept",
     "record_of",
@@ -81,7 +86,9 @@ class Observation:
         gates: Data-dependent reads in the order they happened.
         watched: What the code that ran could read, in the containers that hold it.
         reach: Everything that was reached, whether code could name it or not.
-        changes: State outside the call's tensors that differs from before the call.
+        before: What the containers held before the call.
+        effects: The containers that hold something else after it.
+        changes: All state outside the call's tensors that differs from before the call.
         obstacles: Why the call can never be in a graph, if it cannot.
         codes: A user's code that ran, with its globals.
         environment: The environment variables that were read, with their values.
@@ -92,6 +99,8 @@ class Observation:
     gates: tuple[Gate, ...]
     watched: tuple[Holder, ...]
     reach: Reach
+    before: Snapshot
+    effects: tuple[Effect, ...]
     changes: tuple[Change, ...]
     obstacles: tuple[Reason, ...]
     codes: Mapping[CodeType, dict[str, Any]]
@@ -108,17 +117,40 @@ class Observation:
         """The Python values the code that ran could read."""
         return (reading for holder in self.watched for reading in holder.readings)
 
+    @property
+    def made(self) -> list[Any]:
+        """What the call returned and what it left in containers."""
+        written = (change.after for effect in self.effects for change in effect.changes)
+        return [self.result, *written]
+
+    def as_before(self) -> AbstractContextManager[None]:
+        """Look at Python state as the call found it."""
+        return self.undone() if self.effects else nullcontext()
+
+    @contextmanager
+    def undone(self) -> Iterator[None]:
+        """Put Python state back to before the call, for a while; what happens then is undone."""
+        after = Snapshot.of(self.reach)
+        with self.before.restored():
+            try:
+                yield
+            finally:
+                after.restore()
+
 
 def observe(call: Call, reach: Reach) -> Observation:
     """Run a call and record it. Whatever the call raises passes through untouched."""
-    snapshot, tensors, randomness = Snapshot(reach), _Tensors(call, reach), _python_randomness()
+    before = Snapshot([*reach.holders.values(), *argument_holders(call)])
+    tensors, randomness = _Tensors(call, reach), _python_randomness()
     recorder = OpRecorder()
     profile = ProfileRecorder(recorder)
     with compiler_flag(), recorder, profiled(profile):
         result = call.function(*call.args, **call.kwargs)
-    changes = [*snapshot.changes(), *_argument_changes(call), *profile.effects]
+    effects = before.effects()
+    changes = [change for effect in effects for change in effect.changes]
+    changes += [*hidden_argument_changes(call), *profile.effects]
     changes += [Change(late.path, None, None) for late in _late(reach, profile.user_codes)]
-    watched = tuple(reach.watched(profile.names()))
+    watched = tuple(reach.watched(profile.names(), _written_by(effects)))
     changes += [Change(f"the initialization of {path}", None, None) for path in tensors.lazy]
     obstacles = [*recorder.obstacles, *profile.obstacles, *tensors.obstacles()]
     obstacles += _unwatched([*call.objects, *(r for holder in watched for r in holder.readings)])
@@ -130,6 +162,8 @@ def observe(call: Call, reach: Reach) -> Observation:
         tuple(recorder.gates),
         watched,
         reach,
+        before,
+        tuple(effects),
         tuple(changes),
         tuple(obstacles),
         profile.user_codes,
@@ -139,13 +173,25 @@ def observe(call: Call, reach: Reach) -> Observation:
 
 def rehearse(call: Call, reach: Reach) -> Observation:
     """Observe a call, then undo what it wrote to tensors, Python state and random generators."""
-    snapshot, undo = Snapshot(reach), WriteUndo()
+    snapshot = Snapshot([*reach.holders.values(), *argument_holders(call)])
+    undo = WriteUndo()
     try:
         with unmoved_generators(), python_randomness_kept(), undo:
             return observe(call, reach)
     finally:
         undo.undo()
         snapshot.restore()
+
+
+def _written_by(effects: Sequence[Effect]) -> Callable[[Holder, Any], bool]:
+    """Return whether a call wrote a place: of what is a container and no more, all of it."""
+    keys = {id(e.holder.container): {c.key for c in e.changes} for e in effects}
+
+    def is_written(holder: Holder, key: Any) -> bool:
+        written = keys.get(id(holder.container), ())
+        return key in written or (bool(written) and holder.is_whole and holder.suffix == "{}")
+
+    return is_written
 
 
 def _late(reach: Reach, codes: Mapping[CodeType, dict[str, Any]]) -> list[Reading]:
@@ -234,20 +280,3 @@ def _memory(tensor: torch.Tensor) -> int | None:
         return tensor.untyped_storage().data_ptr()
     except (RuntimeError, NotImplementedError):
         return None
-
-
-def _argument_changes(call: Call) -> list[Change]:
-    """Return the containers among the arguments that no longer hold what was passed in them."""
-    try:
-        again = Call.of(call.function, call.args, call.kwargs)
-    except CannotServe as refusal:
-        return [Change(refusal.reason.what, None, None)]
-    before = [item for group in (call.tensors, call.values, call.objects) for item in group]
-    after = [item for group in (again.tensors, again.values, again.objects) for item in group]
-    if again.rebuild != call.rebuild or len(before) != len(after):
-        return [Change("what the arguments hold", None, None)]
-    return [
-        Change(old.path, old.value, new.value)
-        for old, new in zip(before, after, strict=True)
-        if not is_same(old.value, new.value)
-    ]

@@ -9,7 +9,7 @@ checks, what a snapshot compares and, when its value is a tensor, what becomes a
 from __future__ import annotations
 
 import collections
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import CellType, CodeType, MappingProxyType
 from typing import Any
 
@@ -17,7 +17,7 @@ import attrs
 import torch
 
 from torchbay._call import Call
-from torchbay._observe._state import may_change
+from torchbay._observe._state import is_replaceable, may_change
 from torchbay._observe._walk import walker_of
 from torchbay._source import is_library_file
 from torchbay._torch_compat import global_module_hooks
@@ -58,6 +58,9 @@ class Holder:
         via: The reading that led to its owner, if one did.
         is_pinned: Whether guards may keep it alive. What only a call's arguments lead to, they
             must not: it would live as long as the compiled object.
+        is_loose: Whether it stands where the call puts another one, so that no guard asks for it
+            but only for one like it.
+        access: How emitted code reaches its owner, if that is a container among the arguments.
     """
 
     path: str
@@ -68,6 +71,18 @@ class Holder:
     readings: list[Reading] = attrs.field(factory=list)
     via: Reading | None = None
     is_pinned: bool = True
+    is_loose: bool = False
+    access: str | None = None
+
+    @property
+    def is_fixed(self) -> bool:
+        """Whether it is the very same container on every call, and may be named."""
+        return self.is_pinned and not self.is_loose
+
+    @property
+    def is_namespace(self) -> bool:
+        """Whether it holds what a class defines."""
+        return isinstance(self.container, MappingProxyType) and isinstance(self.owner, type)
 
 
 class Reach:
@@ -123,27 +138,21 @@ class Reach:
             if is_registry or isinstance(holder.container, CellType):
                 yield from (r for r in holder.readings if isinstance(r.value, torch.Tensor))
 
-    def watched(self, names: frozenset[str] | None) -> list[Holder]:
+    def watched(
+        self, names: frozenset[str] | None, is_written: Callable[[Holder, Any], bool]
+    ) -> list[Holder]:
         """Return the holders that code mentioning only these names can get at.
 
-        Each comes with the readings that such code can make. None stands for every name.
+        Each comes with the readings that such code can make.
+
+        Args:
+            names: The names; None stands for every name.
+            is_written: Whether the call writes what a holder holds under a key.
         """
-        found: dict[int, Holder] = {}
-        for roots, is_pinned in ((self._roots, True), (self._argument_roots, False)):
-            pending: collections.deque[tuple[int, Reading | None]]
-            pending = collections.deque((root, None) for root in roots)
-            seen: set[int] = set()
-            while pending:
-                part, via = pending.popleft()
-                if part in seen:
-                    continue
-                seen.add(part)
-                for holder in self._parts.get(part, ()):
-                    readings = [r for r in holder.readings if _can_name(r, names)]
-                    pending += [(id(reading.value), reading) for reading in readings]
-                    watched = attrs.evolve(holder, readings=readings, via=via, is_pinned=is_pinned)
-                    found.setdefault(id(holder.container), watched)
-        return list(found.values())
+        watch = _Watch(self._parts, names, is_written)
+        watch.follow(self._roots, is_pinned=True)
+        watch.follow(self._argument_roots, is_pinned=False)
+        return list(watch.found.values())
 
     def hold(self, path: str, container: Any, part_of: Any, **more: Any) -> Holder:
         """Note a container as part of an object."""
@@ -180,6 +189,53 @@ class Reach:
         if is_known or not may_change(variables[name], is_library=is_library):
             return None
         return self.read(holder, f"{module}.{name}", name, variables[name], name)
+
+
+class _Watch:
+    """Follows readings from object to object, first those that lead to the same object always."""
+
+    def __init__(
+        self,
+        parts: Mapping[int, list[Holder]],
+        names: frozenset[str] | None,
+        is_written: Callable[[Holder, Any], bool],
+    ) -> None:
+        self.found: dict[int, Holder] = {}
+        self._parts = parts
+        self._names = names
+        self._is_written = is_written
+        self._seen: set[int] = set()
+
+    def follow(self, roots: Sequence[int], *, is_pinned: bool) -> None:
+        """Add what these objects lead to."""
+        held: collections.deque[tuple[int, Reading | None]]
+        held = collections.deque((root, None) for root in roots)
+        # Followed last: an object is held fast if any other way leads to it.
+        loose: collections.deque[tuple[int, Reading | None]] = collections.deque()
+        while held or loose:
+            is_loose = not held
+            part, via = (held or loose).popleft()
+            if part in self._seen:
+                continue
+            self._seen.add(part)
+            for holder in self._parts.get(part, ()):
+                # A guard asks of a set what it holds, never which set it is.
+                is_any = is_loose or isinstance(holder.container, set)
+                found = attrs.evolve(
+                    holder,
+                    readings=[r for r in holder.readings if _can_name(r, self._names)],
+                    via=via,
+                    is_pinned=is_pinned,
+                    is_loose=is_any and not holder.is_namespace,
+                )
+                self.found.setdefault(id(holder.container), found)
+                for reading in found.readings:
+                    queue = loose if self._may_be_replaced(found, reading) else held
+                    queue.append((id(reading.value), reading))
+
+    def _may_be_replaced(self, holder: Holder, reading: Reading) -> bool:
+        is_loose = holder.is_loose or self._is_written(holder, reading.key)
+        return is_loose and is_replaceable(reading.value)
 
 
 def _can_name(reading: Reading, names: frozenset[str] | None) -> bool:

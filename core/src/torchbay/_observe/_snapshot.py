@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from types import CellType, FunctionType, MappingProxyType
 from typing import Any
 
@@ -10,18 +12,40 @@ import attrs
 from torchbay._observe._reach import Holder, Reach
 from torchbay._structure import is_plain, same_value
 
-__all__ = ["Change", "Snapshot", "is_same"]
+__all__ = ["ABSENT", "Change", "Effect", "Snapshot", "is_same"]
 
-_NOTHING = object()
+
+class _Absent:
+    """Stands for what is not there."""
+
+
+ABSENT = _Absent()
 
 
 @attrs.frozen(eq=False)
 class Change:
-    """One place that holds another value than before; the same value twice where none is known."""
+    """One place that holds another value than before; the same value twice where none is known.
+
+    Attributes:
+        path: How a user would write the place.
+        before: What it held, or `ABSENT`.
+        after: What it holds.
+        holder: What holds it, or None where it can only be told that something changed.
+        key: The key, index or element in it.
+    """
 
     path: str
     before: Any
     after: Any
+    holder: Holder | None = None
+    key: Any = None
+
+    @property
+    def subject(self) -> str:
+        """What is said to have changed, whichever element of a list it was."""
+        if self.holder is not None and isinstance(self.holder.container, list):
+            return self.holder.path
+        return self.path
 
     def __str__(self) -> str:
         if self.before is self.after:
@@ -29,33 +53,69 @@ class Change:
         return f"{self.path} was {_show(self.before)} and is {_show(self.after)}"
 
 
+@attrs.frozen(eq=False)
+class Effect:
+    """A container that a call changed, with what it held before and after."""
+
+    holder: Holder
+    before: Mapping[Any, Any]
+    after: Mapping[Any, Any]
+
+    @property
+    def changes(self) -> Iterator[Change]:
+        """The places in it that differ, by identity or, for plain values, by value."""
+        for key in {**self.before, **self.after}:
+            old, new = self.before.get(key, ABSENT), self.after.get(key, ABSENT)
+            if not is_same(old, new):
+                yield Change(_place(self.holder.path, key), old, new, self.holder, key)
+        if self.is_reordered:
+            yield Change(f"the order of {self.holder.path}", None, None, self.holder, ABSENT)
+
+    @property
+    def is_reordered(self) -> bool:
+        """Whether keys moved: a plain write leaves a key's place, and a new key comes last."""
+        if not self.holder.is_whole or not isinstance(self.holder.container, dict):
+            return False
+        kept = [key for key in self.before if key in self.after]
+        return [*kept, *(k for k in self.after if k not in self.before)] != [*self.after]
+
+
 class Snapshot:
-    """A shallow copy of every container that was reached."""
+    """A shallow copy of containers."""
 
-    def __init__(self, reach: Reach) -> None:
+    def __init__(self, holders: Iterable[Holder]) -> None:
         self._copies = [
-            (holder, _copy(holder))
-            for holder in reach.holders.values()
-            if not isinstance(holder.container, tuple)
+            (holder, _copy(holder)) for holder in holders if not isinstance(holder.container, tuple)
         ]
 
-    def changes(self) -> list[Change]:
-        """Return every place that differs, by identity or, for plain values, by value."""
-        return [
-            change
-            for holder, before in self._copies
-            for change in _differences(holder.path, before, _copy(holder, before))
-        ]
+    @classmethod
+    def of(cls, reach: Reach) -> Snapshot:
+        """Copy every container that was reached."""
+        return cls(reach.holders.values())
+
+    def effects(self) -> list[Effect]:
+        """Return every container that holds something else now."""
+        found = (Effect(holder, old, _copy(holder)) for holder, old in self._copies)
+        return [effect for effect in found if any(True for _ in effect.changes)]
 
     def restore(self) -> None:
         """Put every container back as it was."""
-        for holder, before in self._copies:
-            if any(_differences("", before, _copy(holder, before))):
-                _put_back(holder, before)
+        for effect in self.effects():
+            _put_back(effect.holder, effect.before)
+
+    @contextmanager
+    def restored(self) -> Iterator[None]:
+        """Put every container back as it was, for a while."""
+        now = Snapshot(holder for holder, _ in self._copies)
+        self.restore()
+        try:
+            yield
+        finally:
+            now.restore()
 
 
-def _copy(holder: Holder, like: dict[Any, Any] | None = None) -> dict[Any, Any]:
-    """Return what a holder holds; of one not read as a whole, the part that was read."""
+def _copy(holder: Holder) -> dict[Any, Any]:
+    """Return what a holder holds; of a module or a class, what has an ordinary name."""
     container = holder.container
     if isinstance(container, CellType):
         try:
@@ -70,36 +130,52 @@ def _copy(holder: Holder, like: dict[Any, Any] | None = None) -> dict[Any, Any]:
         return dict(container)
     if isinstance(container, FunctionType):
         return {reading.key: getattr(container, reading.key) for reading in holder.readings}
-    keys = like if like is not None else [reading.key for reading in holder.readings]
-    return {key: container[key] for key in keys if key in container}
+    return {key: value for key, value in [*container.items()] if not _is_special(key)}
 
 
-def _put_back(holder: Holder, before: dict[Any, Any]) -> None:
+def _is_special(name: object) -> bool:
+    return isinstance(name, str) and name.startswith("__")
+
+
+def _put_back(holder: Holder, before: Mapping[Any, Any]) -> None:
     """Restore what differs, key by key: other threads may be reading the rest."""
     container = holder.container
     if isinstance(container, CellType):
-        container.cell_contents = before[None]
+        _fill(container, before)
     elif isinstance(container, list):
         container[:] = before.values()
     elif isinstance(container, set):
         container.intersection_update(before)
         container.update(before)
-    elif isinstance(container, (FunctionType, MappingProxyType)):
-        # A class's namespace changes through the class only; a plain proxy, not at all.
-        for key, old in before.items():
-            setattr(holder.owner, key, old)
+    elif isinstance(container, FunctionType) or holder.is_namespace:
+        _set_attributes(holder.owner, before, _copy(holder))
+    elif not isinstance(container, MappingProxyType):
+        _refill(container, before, is_whole=holder.is_whole)
+
+
+def _fill(cell: CellType, before: Mapping[Any, Any]) -> None:
+    if before:
+        cell.cell_contents = before[None]
     else:
-        for key in [key for key in container if holder.is_whole and key not in before]:
-            del container[key]
-        container.update((k, v) for k, v in before.items() if container.get(k, _NOTHING) is not v)
+        del cell.cell_contents
 
 
-def _differences(path: str, before: dict[Any, Any], after: dict[Any, Any]) -> list[Change]:
-    return [
-        Change(_place(path, key), old, new)
-        for key in {**before, **after}
-        if not is_same(old := before.get(key, _NOTHING), new := after.get(key, _NOTHING))
-    ]
+def _set_attributes(owner: Any, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    # A class's namespace changes through the class only.
+    for key in now.keys() - before.keys():
+        delattr(owner, key)
+    for key, old in before.items():
+        if now.get(key, ABSENT) is not old:
+            setattr(owner, key, old)
+
+
+def _refill(container: Any, before: Mapping[Any, Any], *, is_whole: bool) -> None:
+    for key in [key for key in container if is_whole and key not in before]:
+        del container[key]
+    container.update((k, v) for k, v in before.items() if container.get(k, ABSENT) is not v)
+    if is_whole and [*container] != [*before]:
+        for key in before:
+            container[key] = container.pop(key)
 
 
 def is_same(old: object, new: object) -> bool:
@@ -114,6 +190,6 @@ def _place(path: str, key: object) -> str:
 
 
 def _show(value: object) -> str:
-    if value is _NOTHING:
+    if value is ABSENT:
         return "absent"
     return repr(value) if is_plain(value) else f"a {type(value).__qualname__}"

@@ -18,9 +18,17 @@ from typing import Any
 import torch
 
 from torchbay._source import is_library_file, is_user_file
-from torchbay._structure import is_plain
+from torchbay._structure import is_plain, is_plain_object
 
-__all__ = ["LARGEST", "is_own", "is_unwatchable", "is_users_class", "is_watchable", "may_change"]
+__all__ = [
+    "LARGEST",
+    "is_own",
+    "is_replaceable",
+    "is_unwatchable",
+    "is_users_class",
+    "is_watchable",
+    "may_change",
+]
 
 LARGEST = 4096
 """The most elements of a container that are watched one by one."""
@@ -98,6 +106,13 @@ _UNWATCHABLE = (
 )
 
 
+def is_replaceable(value: Any) -> bool:
+    """Whether an object is as good as another of its class that holds the same."""
+    if isinstance(value, (list, dict, tuple)):
+        return len(value) <= LARGEST and not is_plain(value)
+    return is_users_class(type(value)) and is_plain_object(value)
+
+
 def is_unwatchable(value: Any) -> bool:
     """Whether an object can change in a way that neither guard nor snapshot would see."""
     kind = type(value)
@@ -108,5 +123,5 @@ def is_unwatchable(value: Any) -> bool:
         or hasattr(kind, "__next__")
         or kind.__module__.startswith("numpy.random")
         or (isinstance(value, set) and not is_plain(frozenset(value)))
-        or (is_users_class(kind) and not hasattr(value, "__dict__"))
+        or (is_users_class(kind) and not hasattr(value, "__dict__") and kind.__base__ is not tuple)
     )

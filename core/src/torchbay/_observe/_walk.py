@@ -104,8 +104,8 @@ def _walk_function(reach: Reach, path: str, function: FunctionType) -> None:
     for name in ("__defaults__", "__kwdefaults__"):
         if (defaults := getattr(function, name)) is not None:
             reach.read(holder, f"{path}.{name}", name, defaults, None)
-    if attributes := vars(function):
-        _walk_items(reach, reach.hold(path, attributes, function, suffix="{}.__dict__"))
+    if is_own(function) or vars(function):
+        _walk_items(reach, reach.hold(path, vars(function), function, suffix="{}.__dict__"))
     if is_user_file(function.__code__.co_filename):
         reach.add_globals(dict.fromkeys(_nested(function.__code__), function.__globals__))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import attrs
@@ -15,7 +15,6 @@ from torchbay._observe import (
     Observation,
     Reach,
     Reading,
-    Snapshot,
     python_randomness_kept,
 )
 from torchbay._reason import CannotServe, Reason
@@ -35,11 +34,11 @@ from torchbay._torch_symbols import (
     symbolic_mode,
 )
 from torchbay._trace._agreement import check_agreement
+from torchbay._trace._epilogue import Epilogue
 from torchbay._trace._gates import GateAnswers, TracedGate
 from torchbay._trace._hidden_writes import reveal_hidden_writes
 from torchbay._trace._modes import OpTracer, Substitution
 from torchbay._trace._packing import KnownTensors
-from torchbay._trace._result import ResultReader
 
 __all__ = ["Input", "Trace", "TracedGate", "subclass_among", "trace"]
 
@@ -88,17 +87,19 @@ class Trace:
     """A graph over flat inputs, and how it relates to the call.
 
     Attributes:
-        graph: In-place operators and all. Its outputs are the new tensors and numbers of the
-            result, then what the gates read.
+        graph: In-place operators and all. Its outputs are the new tensors and numbers of effects
+            and of the result, then what the gates read.
         inputs: State first, then the call's tensors.
         numbers: The numbers that follow them, as given to the call: ints, and floats as
             0-dimensional float64 tensors.
         fakes: What stood for each of them in the trace; a symbol for an int.
         result: An expression over ``out``, ``inputs`` and ``args`` that makes the result.
-        result_count: How many of the outputs belong to the result.
+        effects: Statements that leave in containers what the call left there.
+        result_count: How many of the outputs belong to effects and the result.
         gates: What Python read of tensor data, or decided from it, in order.
         is_inference: Whether the program made its result in an inference mode of its own.
         mode: The mode that made the fakes in the graph; it knows their symbols.
+        check: Raises CannotServe if more was assumed of numbers than the gates check.
     """
 
     graph: torch.fx.GraphModule
@@ -106,11 +107,13 @@ class Trace:
     numbers: tuple[Item, ...]
     fakes: tuple[Any, ...]
     result: str
+    effects: tuple[str, ...]
     result_count: int
     gates: tuple[TracedGate, ...]
     is_inference: bool
     mode: Any
     names: Names
+    check: Callable[[Any], None]
 
 
 def trace(call: Call, observation: Observation, symbolic: Symbolic) -> Trace:
@@ -137,23 +140,24 @@ def trace(call: Call, observation: Observation, symbolic: Symbolic) -> Trace:
     tracer = OpTracer(by_tensor, answers, known, observation.ops)
     names = Names(*_RESERVED, *call.names.values)
     names.values |= call.names.values
-    result = ResultReader(call, positions, names)
-    source, outputs = "", 0
+    epilogue = Epilogue(call, observation, positions, names)
+    outputs = 0
 
     def flat(*given: Any) -> list[Any]:
-        nonlocal source, outputs
+        nonlocal outputs
         pairs = zip(numbers, given[len(inputs) :], strict=True)
         stand_ins = {item.path: _number(number, item.value) for item, number in pairs}
         args, kwargs = call.around(_distinct(call, by_tensor), stand_ins)
+        epilogue.expect(args, kwargs)
         with tracer, Substitution(by_tensor, answers, known), fake_tolist(answers.tolist):
             value = call.function(*args, **kwargs)
-        source = result.expression(observation.result, value)
-        outputs = len(result.tensors)
+        epilogue.read(value)
+        outputs = len(epilogue.tensors)
         answers.finish(mode, fakes)
-        made = map(known.lifted, result.tensors)
+        made = map(known.lifted, epilogue.tensors)
         return [*made, *(read for gate in answers.gates for read in gate.reads)]
 
-    graph = _traced(flat, [*fakes, *open_numbers], mode, Snapshot(observation.reach))
+    graph = _traced(flat, [*fakes, *open_numbers], mode, observation)
     reveal_hidden_writes(graph)
     answers.check_used_up()
     check_agreement(observation.ops, tracer.ops)
@@ -162,26 +166,28 @@ def trace(call: Call, observation: Observation, symbolic: Symbolic) -> Trace:
         tuple(inputs),
         numbers,
         (*fakes, *open_numbers),
-        source,
+        epilogue.result,
+        epilogue.effects,
         outputs,
         tuple(answers.gates),
-        _is_inference(observation.result, inputs),
+        _is_inference(observation.made, inputs),
         mode,
         names,
+        answers.check_nothing_new,
     )
 
 
-def _traced(flat: Any, fakes: list[Any], mode: Any, snapshot: Snapshot) -> torch.fx.GraphModule:
-    """Trace, and put Python state back: a fake tensor must not stay in a user's object."""
+def _traced(
+    flat: Any, fakes: list[Any], mode: Any, observation: Observation
+) -> torch.fx.GraphModule:
+    """Trace with Python state as it was, and put it back: no fake tensor stays in an object."""
     try:
-        with compiler_flag(), python_randomness_kept(), mode:
+        with observation.undone(), compiler_flag(), python_randomness_kept(), mode:
             return trace_to_graph(flat, fakes)
     except CannotServe:
         raise
     except Exception as error:
         raise CannotServe(f"tracing raised {_brief(error)}", where=_line_of(error)) from error
-    finally:
-        snapshot.restore()
 
 
 def _inputs_of(call: Call, observation: Observation) -> list[Input]:

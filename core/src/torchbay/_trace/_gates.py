@@ -53,6 +53,7 @@ class GateAnswers:
         self._position = 0
         self._is_symbolic = is_symbolic
         self._is_finished = False
+        self._assumed: frozenset[str] = frozenset()
         self.gates: list[TracedGate] = []
         self.is_copying = False
 
@@ -99,7 +100,14 @@ class GateAnswers:
         assumptions = assumptions_of(mode)
         numbers = defined_numbers(mode, fakes) if assumptions else {}
         self.gates += [_assumed(assumption, numbers) for assumption in assumptions]
+        self._assumed = frozenset(map(str, assumptions))
         self._is_finished = True
+
+    def check_nothing_new(self, mode: Any) -> None:
+        """Raise CannotServe if operators that others were rewritten to assume more of numbers."""
+        for assumption in assumptions_of(mode):
+            if str(assumption) not in self._assumed:
+                raise CannotServe(f"that {assumption} cannot be checked")
 
     def check_used_up(self) -> None:
         """Raise CannotServe if the observed run read more than this one."""

@@ -10,7 +10,6 @@ import torch
 
 from torchbay._reason import CannotServe
 from torchbay._source import user_line
-from torchbay._structure import tensors_in
 from torchbay._torch_compat import untraced, writes_of
 
 __all__ = ["KnownTensors", "pack", "pad"]
@@ -35,7 +34,9 @@ class KnownTensors:
 
     def decide(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
         """Whether what an operator returns is known: every tensor it is given is, and one is."""
-        given = list(tensors_in((tuple(args), dict(kwargs))))
+        if not self._known:
+            return False
+        given = list(_given((tuple(args), dict(kwargs))))
         return bool(given) and all(tensor in self for tensor in given)
 
     def refuse_writes(self, operator: Any, args: Sequence[Any]) -> None:
@@ -59,6 +60,17 @@ class KnownTensors:
         if id(value) not in self._lifted:
             self._lifted[id(value)] = aten.lift_fresh_copy.default(value)
         return self._lifted[id(value)]
+
+
+def _given(value: Any) -> Iterator[torch.Tensor]:
+    """Yield the tensors among an operator's arguments."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (tuple, list)):
+        for item in value:
+            yield from _given(item)
+    elif isinstance(value, dict):
+        yield from _given(list(value.values()))
 
 
 def pack(

@@ -120,7 +120,7 @@ class ClaimTests:
     def test_takes_symbolic_sizes(self, subject: Subject) -> None:
         """Computes with other sizes than it was built for; without the claim, it is built anew.
 
-        `Capabilities.dynamic_shapes`: "Takes graphs with symbolic sizes."
+        `Capabilities.dynamic_shapes`: "Takes graphs with symbolic sizes"
         """
         tensors = [subject.randn(size, 4, seed=size) for size in (6, 3, 9)]
         if subject.claims.dynamic_shapes:
