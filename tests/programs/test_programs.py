@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 
 from drawing import programs
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given, note, settings
 from worlds import Copying, Tally, check
 
 _COUNT = int(os.environ.get("TORCHBAY_TEST_PROGRAMS", "300"))
@@ -27,6 +27,7 @@ def run_programs(backend, count) -> Tally:
     )
     @given(programs())
     def run(program):
+        note(str(program))
         check(program, backend, tally)
 
     run()

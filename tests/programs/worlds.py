@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import sys
 import warnings
 from collections import Counter
@@ -31,7 +32,7 @@ class _CopyingRunner:
     def run(self, inputs: list[Any]) -> list[torch.Tensor]:
         values = list(inputs)
         inputs.clear()
-        return [torch.empty_like(value).copy_(value) for value in self.graph(*values)]
+        return [copy.deepcopy(value) for value in self.graph(*values)]
 
 
 @attrs.frozen(eq=False)
