@@ -114,13 +114,8 @@ class ProfileRecorder:
         self._collection: FrameType | None = None
 
     def __call__(self, frame: FrameType, event: str, function: Any) -> None:
-<<<<<<< HEAD
-        if self._operators.inside.is_operator:
-            # What a Python kernel does is the operator's business.
-=======
         # What a Python kernel does is the operator's business.
-        if self._operators.is_inside_operator or self._is_collecting(frame, event):
->>>>>>> programs
+        if self._operators.inside.is_operator or self._is_collecting(frame, event):
             return
         try:
             self._record(frame, event, function)
