@@ -9,6 +9,7 @@ import attrs
 
 from torchbay._compile import Dispatcher
 from torchbay._compiled import dispatcher_of
+from torchbay._dynamo import DynamoDispatcher, FramePart
 from torchbay._specialization import EagerRoute, Specialization
 from torchbay._tree import Leaf
 
@@ -28,6 +29,8 @@ class SpecializationReport:
         gates: The data-dependent reads that must come out as they did.
         calls: How many calls it served.
         compile_seconds: From the end of the observed call to the executable.
+        where: Which part of the program it is, where that is not the whole call: the code that
+            Dynamo compiled, and why the graph ends before that code does.
     """
 
     backend: str
@@ -38,9 +41,11 @@ class SpecializationReport:
     gates: tuple[str, ...]
     calls: int
     compile_seconds: float
+    where: str = ""
 
     def __str__(self) -> str:
-        gates = "".join(f"\n  branch on data: {gate}" for gate in self.gates)
+        gates = f"\n  of {self.where}" if self.where else ""
+        gates += "".join(f"\n  branch on data: {gate}" for gate in self.gates)
         if len(self.parts) > 1:
             gates += "".join(f"\n  part for {name}: {', '.join(ops)}" for name, ops in self.parts)
         served = _counted(self.calls, "call")
@@ -73,7 +78,9 @@ class Explanation:
         recompiles: For every specialization after the first, what the call that needed it differed
             in from the one used last: path, value compiled for, value seen.
         calls: How many calls were served from a graph (``"graph"``) and how many ran eagerly
-            (``"eager"``). The call a graph is captured from runs eagerly.
+            (``"eager"``). The call a graph is captured from runs eagerly. With
+            ``tracer="dynamo"``, a call counts as served from a graph if any compiled graph ran.
+        note: Who owns guards and dispatch, if torchbay does not.
     """
 
     name: str
@@ -81,6 +88,7 @@ class Explanation:
     eager: tuple[EagerReport, ...]
     recompiles: tuple[tuple[str, ...], ...]
     calls: Mapping[str, int]
+    note: str = ""
 
     @property
     def graphs(self) -> tuple[str, ...]:
@@ -96,6 +104,7 @@ class Explanation:
         served = ", ".join(f"{count} {way}" for way, count in self.calls.items())
         made = _counted(len(self.specializations), "specialization")
         parts = [f"{self.name}: {made}; calls: {served}"]
+        parts += [self.note] if self.note else []
         parts += [f"specialization {i}: {s}" for i, s in enumerate(self.specializations)]
         parts += map(str, self.eager)
         parts += [f"recompile {i}: {'; '.join(why)}" for i, why in enumerate(self.recompiles)]
@@ -116,6 +125,8 @@ def explain(compiled: Any) -> Explanation:
         InvalidArgument: It is something else.
     """
     dispatcher = dispatcher_of(compiled)
+    if isinstance(dispatcher, DynamoDispatcher):
+        return _explain_dynamo(dispatcher)
     entries = dispatcher.entries
     graphs = [entry for entry in entries if isinstance(entry, Specialization)]
     routes = [entry for entry in entries if isinstance(entry, EagerRoute)]
@@ -146,4 +157,32 @@ def _specialization_report(entry: Specialization, leaf: Leaf) -> SpecializationR
         leaf.gates,
         leaf.calls if leaf.forks else entry.calls,
         leaf.compile_seconds,
+    )
+
+
+def _explain_dynamo(dispatcher: DynamoDispatcher) -> Explanation:
+    compiled = [part for part in reversed(dispatcher.parts) if part.reason is None]
+    eager = [part for part in reversed(dispatcher.parts) if part.reason is not None]
+    return Explanation(
+        dispatcher.name,
+        tuple(map(_part_report, compiled)),
+        tuple(EagerReport(f"{p.where}: {p.reason}", p.guards, p.eager_runs) for p in eager),
+        tuple(dispatcher.recompiles),
+        dict(dispatcher.calls),
+        "Dynamo owns the guards and the dispatch: torchbay compiled the graphs that it captured",
+    )
+
+
+def _part_report(part: FramePart) -> SpecializationReport:
+    end = f", up to a graph break: {part.broken}" if part.broken else ""
+    return SpecializationReport(
+        ", ".join(dict.fromkeys(name for name, _ in part.parts)),
+        part.parts,
+        part.graph,
+        part.guards,
+        "",
+        (),
+        part.calls - part.eager_runs,
+        part.compile_seconds,
+        f"{part.where}{end}",
     )

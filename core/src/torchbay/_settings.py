@@ -14,7 +14,7 @@ from torchbay.errors import InvalidArgument
 
 __all__ = ["Settings"]
 
-_TRACERS = ("auto", "make_fx")
+_TRACERS = ("auto", "make_fx", "dynamo")
 
 
 @attrs.frozen(kw_only=True)
@@ -78,8 +78,17 @@ class Settings:
     def _check_dynamic(self) -> None:
         if self.dynamic is not None and not isinstance(self.dynamic, bool):
             raise InvalidArgument(f"dynamic is {self.dynamic!r}", remedy="Pass True, False or None")
-        if self.dynamic or self.dynamic_shapes is not None:
+        if self.tracer == "dynamo":
+            self._check_dynamic_for_dynamo()
+        elif self.dynamic or self.dynamic_shapes is not None:
             raise InvalidArgument(
                 "symbolic sizes are not available yet",
                 remedy="Leave dynamic and dynamic_shapes out: each size gets a specialization",
+            )
+
+    def _check_dynamic_for_dynamo(self) -> None:
+        if self.dynamic_shapes is not None:
+            raise InvalidArgument(
+                "tracer='dynamo' takes no dynamic_shapes",
+                remedy="Pass dynamic, or mark dimensions with torch._dynamo.mark_dynamic",
             )

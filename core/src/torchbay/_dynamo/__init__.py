@@ -1,0 +1,220 @@
+"""The other front-end: Dynamo captures graphs, guards them and dispatches calls to them.
+
+Entered only through ``tracer="dynamo"`` or ``torch.compile(..., backend="torchbay")``.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import Any
+
+from torchbay._call import Call
+from torchbay._dynamo._frames import FramePart, GraphServer, Refused, has_symbolic_sizes
+from torchbay._dynamo._warmup import rehearse_compiled
+from torchbay._dynamo_compat import (
+    dynamo_error,
+    dynamo_limits,
+    forget_code,
+    optimized,
+    user_error_line,
+)
+from torchbay._log import log
+from torchbay._options import read as read_options
+from torchbay._reason import CannotServe, Reason
+from torchbay._registry import choose, notify
+from torchbay._settings import Settings
+from torchbay._source import definition, is_user_file
+from torchbay._torch_compat import is_inside_trace
+from torchbay.errors import InvalidArgument, NotServed, RecompileLimit, TorchbayError
+from torchbay.plugin import RecompileReport
+
+__all__ = ["DynamoDispatcher", "FramePart", "GraphServer", "has_symbolic_sizes", "live_dynamo_dispatchers"]
+
+live_dynamo_dispatchers: weakref.WeakSet[DynamoDispatcher] = weakref.WeakSet()
+"""Every such dispatcher in use; `torchbay.reset` empties them."""
+
+_starting = threading.Lock()
+
+
+class DynamoDispatcher:
+    """Serves the calls of one callable through Dynamo, from graphs our backends compile."""
+
+    def __init__(self, function: Callable[..., Any], settings: Settings) -> None:
+        self.function = function
+        self.settings = settings
+        name: Any = settings.name or getattr(function, "__name__", type(function).__name__)
+        self.name = str(name)
+        self.parts: list[FramePart] = []
+        self.reset()
+        live_dynamo_dispatchers.add(self)
+
+    def reset(self) -> None:
+        """Forget every graph; of the code it compiled, so must Dynamo."""
+        for code in {part.code for part in self.parts if part.code is not None}:
+            forget_code(code)
+        self.parts = []
+        self.recompiles: list[tuple[str, ...]] = []
+        self.calls = {"graph": 0, "eager": 0}
+        self._compiled: Callable[..., Any] | None = None
+        self._failures: list[str] = []
+        self._server = GraphServer(self.settings, self.name, self._add, self._note_run)
+        self._ran = threading.local()
+
+    def __call__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """Serve one call."""
+        if is_inside_trace():
+            return self.function(*args, **kwargs)
+        compiled = self._compiled or self._start()
+        before = self._graph_runs
+        try:
+            with dynamo_limits(
+                self.settings.recompile_limit, fail=self.settings.fail_on_recompile_limit
+            ):
+                result = compiled(*args, **kwargs)
+        except Exception as error:
+            problem = self._problem(error)
+            if problem is None or self._is_too_late(error, problem):
+                raise
+            return self._instead(error, problem, args, kwargs)
+        self._count(is_served=self._graph_runs > before)
+        return result
+
+    def warmup(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """Compile for such a call. It does run, but what it writes is undone."""
+        calls = dict(self.calls)
+        try:
+            rehearse_compiled(Call.of(self.function, args, kwargs), lambda: self(args, kwargs))
+        except CannotServe as refusal:
+            self._server.warn(f"is not warmed up: {refusal.reason}")
+        finally:
+            self.calls = calls
+
+    def _start(self) -> Callable[..., Any]:
+        with _starting:
+            if self._compiled is None:
+                backend = choose(self.settings.backend)
+                read_options(backend, self.settings.mode, self.settings.options)
+                self._compiled = optimized(
+                    self.function,
+                    self._server,
+                    fullgraph=self.settings.fullgraph,
+                    dynamic=self._dynamic(backend),
+                    on_guards=self._note_guards,
+                    on_guard_failure=self._failures.append,
+                )
+            return self._compiled
+
+    def _dynamic(self, backend: Any) -> bool | None:
+        """Return what Dynamo may make symbolic: nothing, unless the backend takes it."""
+        if backend.capabilities.dynamic_shapes:
+            return self.settings.dynamic
+        if self.settings.dynamic:
+            raise InvalidArgument(
+                f"dynamic is True, and backend {backend.name!r} does not take symbolic sizes",
+                remedy="Leave dynamic out: each size gets a graph",
+            )
+        return False
+
+    @property
+    def _graph_runs(self) -> int:
+        """How many compiled graphs this thread has run."""
+        return getattr(self._ran, "count", 0)
+
+    def _note_run(self) -> None:
+        self._ran.count = self._graph_runs + 1
+
+    def _note_guards(self, lines: list[str]) -> None:
+        if self.parts:
+            self.parts[-1].guards = "\n".join(lines)
+
+    def _add(self, part: FramePart) -> None:
+        reasons = tuple(dict.fromkeys(self._failures))
+        self._failures.clear()
+        if any(part.code is other.code for other in self.parts):
+            self.recompiles.append(reasons)
+            log("recompiles", f"{self.name}: {'; '.join(reasons)}")
+            notify("torchbay_recompiled", RecompileReport(self.name, reasons))
+        self.parts.append(part)
+
+    def _count(self, *, is_served: bool) -> None:
+        self.calls["graph" if is_served else "eager"] += 1
+        if not is_served and not any(part.reason for part in self.parts):
+            self._server.warn(
+                "a call ran with no compiled graph: Dynamo captured none for it, or "
+                f"recompile_limit={self.settings.recompile_limit} is reached. "
+                "TORCH_LOGS=graph_breaks,recompiles says which"
+            )
+
+    def _problem(self, error: Exception) -> Reason | TorchbayError | None:
+        """Return what an error of Dynamo's means here, or None if it is the program's own."""
+        kind, inner = dynamo_error(error)
+        if kind == "backend":
+            if isinstance(inner, Refused):
+                return inner.reason
+            return inner if isinstance(inner, TorchbayError) else None
+        if kind == "limit":
+            return self._limit_error()
+        if kind == "capture":
+            return Reason(_headline(error), where=user_error_line(error))
+        return None
+
+    def _is_too_late(self, error: Exception, problem: Reason | TorchbayError) -> bool:
+        """Whether part of the call has run, so that it cannot be served once more."""
+        is_final = isinstance(problem, TorchbayError) or self.settings.fullgraph
+        return not is_final and _ran_user_code(error.__traceback__)
+
+    def _limit_error(self) -> RecompileLimit:
+        last = "; ".join(dict.fromkeys(self._failures))
+        self._failures.clear()
+        return RecompileLimit(
+            f"{self.name}: recompile_limit={self.settings.recompile_limit} is reached, and this "
+            f"call needs another graph: {last}",
+            account=definition(self.function),
+            remedy="Raise recompile_limit, or call with fewer kinds of arguments",
+        )
+
+    def _instead(
+        self,
+        error: Exception,
+        problem: Reason | TorchbayError,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+    ) -> Any:
+        """Serve a call that Dynamo gave up on, before any of it ran.
+
+        An error that the program raises by itself keeps its type that way.
+
+        Raises:
+            NotServed: ``fullgraph=True`` asked for nothing less than a graph.
+        """
+        if isinstance(problem, TorchbayError):
+            raise problem from problem.__cause__
+        has_begun = _ran_user_code(error.__traceback__)
+        result = None if has_begun else self.function(*args, **kwargs)
+        self.calls["eager"] += 1
+        if not self.settings.fullgraph:
+            self._server.warn(f"runs eagerly: {problem}")
+            return result
+        refusal = NotServed(
+            f"{self.name} cannot be served from a graph: {problem.what}",
+            account=problem.where,
+            remedy=problem.remedy or "Leave out fullgraph=True to run such calls eagerly",
+        )
+        refusal.result = result
+        raise refusal from error
+
+
+def _headline(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return ". ".join(lines[:2]).removesuffix(".") if lines else repr(error)
+
+
+def _ran_user_code(traceback: TracebackType | None) -> bool:
+    while traceback is not None:
+        if is_user_file(traceback.tb_frame.f_code.co_filename):
+            return True
+        traceback = traceback.tb_next
+    return False

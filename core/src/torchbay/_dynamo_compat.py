@@ -1,0 +1,199 @@
+"""The only file of the core that touches private names of Dynamo, torch.compile's front-end.
+
+Nothing here imports ``torch._dynamo`` before something is compiled with ``tracer="dynamo"``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from types import CodeType
+from typing import Any
+
+import attrs
+import torch
+from torch.fx import GraphModule, Node
+
+__all__ = [
+    "Frame",
+    "detached",
+    "dynamo_error",
+    "dynamo_limits",
+    "example_of",
+    "forget_code",
+    "frame_being_compiled",
+    "hidden_from_dynamo",
+    "higher_order_name",
+    "optimized",
+    "size_of",
+    "source_of",
+    "symbol_of",
+    "user_error_line",
+]
+
+
+@attrs.frozen
+class Frame:
+    """The frame whose graph Dynamo hands over.
+
+    Attributes:
+        code: The frame's code; of a part after a graph break, code that Dynamo wrote.
+        broken: Why the graph ends before the frame does, or an empty string.
+    """
+
+    code: CodeType | None = None
+    broken: str = ""
+
+
+def optimized(
+    function: Callable[..., Any],
+    backend: Callable[..., Any],
+    *,
+    fullgraph: bool,
+    dynamic: bool | None,
+    on_guards: Callable[[list[str]], None],
+    on_guard_failure: Callable[[str], None],
+) -> Callable[..., Any]:
+    """Return what ``torch.compile`` would, which also tells of guards and of those that failed."""
+    import torch._dynamo
+
+    wrap = torch._dynamo.optimize(
+        backend,
+        nopython=fullgraph,
+        dynamic=dynamic,
+        guard_export_fn=lambda guards: on_guards(_guard_lines(guards)),
+        guard_fail_fn=lambda failure: on_guard_failure(str(failure.reason).strip()),
+    )
+    compiled: Callable[..., Any] = wrap(function)
+    return compiled
+
+
+def _guard_lines(guards: Any) -> list[str]:
+    lines = [line for guard in guards for line in _guard_code(guard)]
+    return list(dict.fromkeys(lines))
+
+
+def _guard_code(guard: Any) -> list[str]:
+    if guard.code_list:
+        return [str(line) for line in guard.code_list]
+    kind = guard.create_fn_name()
+    return [f"{kind}({guard.name})" if guard.name else kind]
+
+
+@contextlib.contextmanager
+def dynamo_limits(recompile_limit: int, *, fail: bool) -> Iterator[None]:
+    """Let Dynamo compile a code object this often, and raise beyond it if asked to."""
+    from torch._dynamo import config
+
+    wanted = {"recompile_limit": recompile_limit, "fail_on_recompile_limit_hit": fail}
+    differing = {name: value for name, value in wanted.items() if getattr(config, name) != value}
+    if not differing:
+        yield
+        return
+    with config.patch(**differing):
+        yield
+
+
+def dynamo_error(error: BaseException) -> tuple[str, BaseException | None]:
+    """Return what kind of error of Dynamo's this is, and what a backend raised inside of it.
+
+    The kinds are ``"backend"``, ``"limit"`` and ``"capture"``; an empty string is none of them.
+    """
+    from torch._dynamo import exc
+
+    if isinstance(error, exc.BackendCompilerFailed):
+        return "backend", error.inner_exception
+    if isinstance(error, exc.FailOnRecompileLimitHit):
+        return "limit", None
+    if isinstance(error, exc.TorchDynamoException):
+        return "capture", None
+    return "", None
+
+
+def user_error_line(error: BaseException) -> str:
+    """Return ``file:line`` of the user's code that Dynamo was at when it gave up."""
+    stack = getattr(error, "real_stack", None)
+    return f"{stack[-1].filename}:{stack[-1].lineno}" if stack else ""
+
+
+def frame_being_compiled() -> Frame:
+    """Return which frame Dynamo is at; only from within a backend function."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None:
+        owner = frame.f_locals.get("self")
+        if (root := getattr(owner, "root_tx", None)) is not None:
+            return Frame(root.f_code, _broken(getattr(owner, "compile_subgraph_reason", None)))
+        frame = frame.f_back
+    return Frame()
+
+
+def _broken(reason: Any) -> str:
+    if reason is None or not getattr(reason, "graph_break", False):
+        return ""
+    what = str(reason.reason).strip().partition("\n")[0]
+    if not (stack := reason.user_stack):
+        return what
+    return f"{what} at {stack[-1].filename}:{stack[-1].lineno}"
+
+
+def forget_code(code: CodeType) -> None:
+    """Drop what Dynamo compiled for a code object."""
+    import torch._dynamo
+
+    torch._dynamo.reset_code(code)
+
+
+@contextlib.contextmanager
+def hidden_from_dynamo(mode: Any) -> Iterator[None]:
+    """Work on a graph inside Dynamo's backend function as one works outside of it."""
+    from torch._guards import tracing
+
+    flag, strangers = torch.compiler._is_compiling_flag, mode.allow_non_fake_inputs
+    caches = torch.is_autocast_cache_enabled()
+    torch.set_autocast_cache_enabled(False)
+    # Constants of the graph are real tensors.
+    mode.allow_non_fake_inputs = True
+    try:
+        with tracing(None):
+            yield
+    finally:
+        mode.allow_non_fake_inputs = strangers
+        torch.set_autocast_cache_enabled(caches)
+        torch.compiler._is_compiling_flag = flag
+
+
+def detached(mode: Any, fake: torch.Tensor) -> torch.Tensor:
+    """Return a fake over the same memory that can be changed without changing Dynamo's own."""
+    with mode, torch.no_grad():
+        return fake.detach()
+
+
+def example_of(node: Node) -> Any:
+    """Return the fake tensor or symbolic size that Dynamo knows a node by."""
+    return node.meta.get("example_value")
+
+
+def source_of(node: Node) -> str:
+    """Return how Dynamo writes where an input of its graph comes from."""
+    source = getattr(node, "_dynamo_source", None)
+    name = getattr(source, "name", node.name)
+    return str(name() if callable(name) else name)
+
+
+def symbol_of(size: Any) -> Any | None:
+    """Return the symbol a symbolic size consists of, or None if it is more than one symbol."""
+    expression = size.node.expr
+    return expression if expression.is_symbol else None
+
+
+def size_of(size: Any, values: Mapping[Any, int]) -> int:
+    """Return what a size is under values of its symbols."""
+    return int(size.node.expr.xreplace(values)) if isinstance(size, torch.SymInt) else int(size)
+
+
+def higher_order_name(graph: GraphModule) -> str | None:
+    """Return the name of a higher-order operator that a graph calls, if it calls one."""
+    kind = torch._ops.HigherOrderOperator
+    targets = (node.target for node in graph.graph.nodes if node.op == "call_function")
+    return next((str(target) for target in targets if isinstance(target, kind)), None)
