@@ -25,6 +25,7 @@ __all__ = [
     "frame_being_compiled",
     "hidden_from_dynamo",
     "higher_order_name",
+    "inference_nodes",
     "optimized",
     "size_of",
     "source_of",
@@ -75,18 +76,21 @@ def _guard_lines(guards: Any) -> list[str]:
 
 
 def _guard_code(guard: Any) -> list[str]:
-    if guard.code_list:
-        return [str(line) for line in guard.code_list]
+    """Return a guard's source; where Dynamo keeps none, its kind and what it is about."""
+    # Marks of dynamic dimensions stand in the source of every tensor's guard, and little else.
+    lines = [str(line) for line in guard.code_list or () if "'_dynamo_" not in str(line)]
     kind = guard.create_fn_name()
-    return [f"{kind}({guard.name})" if guard.name else kind]
+    return lines or [f"{kind}({guard.name})" if guard.name else kind]
 
 
 @contextlib.contextmanager
-def dynamo_limits(recompile_limit: int, *, fail: bool) -> Iterator[None]:
+def dynamo_limits(recompile_limit: int, *, fail: bool, symbolic_floats: bool) -> Iterator[None]:
     """Let Dynamo compile a code object this often, and raise beyond it if asked to."""
     from torch._dynamo import config
 
     wanted = {"recompile_limit": recompile_limit, "fail_on_recompile_limit_hit": fail}
+    if not symbolic_floats:
+        wanted["specialize_float"] = True
     differing = {name: value for name, value in wanted.items() if getattr(config, name) != value}
     if not differing:
         yield
@@ -197,3 +201,18 @@ def higher_order_name(graph: GraphModule) -> str | None:
     kind = torch._ops.HigherOrderOperator
     targets = (node.target for node in graph.graph.nodes if node.op == "call_function")
     return next((str(target) for target in targets if isinstance(target, kind)), None)
+
+
+def inference_nodes(graph: GraphModule) -> frozenset[Node]:
+    """Return the nodes that run in an inference mode which the graph enters itself."""
+    modes = torch.autograd.grad_mode
+    inside: set[Node] = set()
+    entered: list[bool] = []
+    for node in graph.graph.nodes:
+        if node.target is modes._enter_inference_mode:
+            entered.append(bool(node.args[0]))
+        elif node.target is modes._exit_inference_mode:
+            entered.pop()
+        elif entered and entered[-1]:
+            inside.add(node)
+    return frozenset(inside)

@@ -11,6 +11,7 @@ from torchbay._compiled import compile  # noqa: A004 - named as torch.compile is
 from torchbay._dynamo import GraphServer, has_symbolic_sizes
 from torchbay._registry import choose
 from torchbay._settings import Settings
+from torchbay.errors import TorchbayError
 
 __all__ = ["torchbay_backend"]
 
@@ -42,7 +43,19 @@ def torchbay_backend(
     backend = choose(settings.backend)
     if has_symbolic_sizes(graph) and not backend.capabilities.dynamic_shapes:
         return _captured_anew(graph, settings)
-    return GraphServer(settings, "torch_compile")(graph, example_inputs)
+    try:
+        return GraphServer(settings, "torch_compile")(graph, example_inputs)
+    except TorchbayError as error:
+        return _raiser(error)
+
+
+def _raiser(error: TorchbayError) -> Callable[..., Any]:
+    """Return what raises an error when it is called: Dynamo would wrap it in one of its own."""
+
+    def run(*_inputs: Any) -> Any:
+        raise error.with_traceback(None)
+
+    return run
 
 
 def _captured_anew(graph: GraphModule, settings: Settings) -> Callable[..., Any]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any
 
@@ -60,6 +61,7 @@ class DynamoDispatcher:
         self.calls = {"graph": 0, "eager": 0}
         self._compiled: Callable[..., Any] | None = None
         self._failures: list[str] = []
+        self._is_static = True
         self._server = GraphServer(self.settings, self.name, self._add, self._note_run)
         self._ran = threading.local()
 
@@ -67,19 +69,18 @@ class DynamoDispatcher:
         """Serve one call."""
         if is_inside_trace():
             return self.function(*args, **kwargs)
-        compiled = self._compiled or self._start()
-        before = self._graph_runs
+        # A compiled module may have a length, hence be false.
+        compiled = self._start() if self._compiled is None else self._compiled
+        before = self._runs
         try:
-            with dynamo_limits(
-                self.settings.recompile_limit, fail=self.settings.fail_on_recompile_limit
-            ):
+            with self._limits():
                 result = compiled(*args, **kwargs)
         except Exception as error:
             problem = self._problem(error)
             if problem is None or self._is_too_late(error, problem):
                 raise
             return self._instead(error, problem, args, kwargs)
-        self._count(is_served=self._graph_runs > before)
+        self._count(before)
         return result
 
     def warmup(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
@@ -97,6 +98,7 @@ class DynamoDispatcher:
             if self._compiled is None:
                 backend = choose(self.settings.backend)
                 read_options(backend, self.settings.mode, self.settings.options)
+                self._is_static = not backend.capabilities.dynamic_shapes
                 self._compiled = optimized(
                     self.function,
                     self._server,
@@ -118,13 +120,22 @@ class DynamoDispatcher:
             )
         return False
 
-    @property
-    def _graph_runs(self) -> int:
-        """How many compiled graphs this thread has run."""
-        return getattr(self._ran, "count", 0)
+    def _limits(self) -> AbstractContextManager[None]:
+        return dynamo_limits(
+            self.settings.recompile_limit,
+            fail=self.settings.fail_on_recompile_limit,
+            # Without symbolic sizes there are no symbolic floats either.
+            symbolic_floats=self._is_static,
+        )
 
-    def _note_run(self) -> None:
-        self._ran.count = self._graph_runs + 1
+    @property
+    def _runs(self) -> tuple[int, int]:
+        """How many graphs this thread has run: compiled ones, and others as they are."""
+        return getattr(self._ran, "counts", (0, 0))
+
+    def _note_run(self, is_graph: bool) -> None:  # noqa: FBT001 - what happened, not how to
+        compiled, plain = self._runs
+        self._ran.counts = (compiled + is_graph, plain + (not is_graph))
 
     def _note_guards(self, lines: list[str]) -> None:
         if self.parts:
@@ -139,11 +150,12 @@ class DynamoDispatcher:
             notify("torchbay_recompiled", RecompileReport(self.name, reasons))
         self.parts.append(part)
 
-    def _count(self, *, is_served: bool) -> None:
-        self.calls["graph" if is_served else "eager"] += 1
-        if not is_served and not any(part.reason for part in self.parts):
+    def _count(self, before: tuple[int, int]) -> None:
+        after = self._runs
+        self.calls["graph" if after[0] > before[0] else "eager"] += 1
+        if after == before:
             self._server.warn(
-                "a call ran with no compiled graph: Dynamo captured none for it, or "
+                "ran with no compiled graph: Dynamo captured none for such a call, or "
                 f"recompile_limit={self.settings.recompile_limit} is reached. "
                 "TORCH_LOGS=graph_breaks,recompiles says which"
             )

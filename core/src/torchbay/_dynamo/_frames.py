@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -26,6 +27,7 @@ from torchbay._options import read as read_options
 from torchbay._reason import CannotServe, Reason
 from torchbay._registry import choose, notify
 from torchbay._settings import Settings
+from torchbay._source import is_user_file
 from torchbay._specialize import Specializer
 from torchbay._torch_compat import inference_execution, plain_execution, storage_id
 from torchbay.errors import TorchbayWarning
@@ -51,6 +53,7 @@ class FramePart:
     Attributes:
         code: The code it is of; after a graph break, code that Dynamo wrote.
         where: Its name and place, readable.
+        line: Where in the user's code the graph begins, or an empty string.
         broken: Why it ends before the frame does, or an empty string.
         graph: What was compiled; Dynamo's own graph if nothing was.
         parts: The backends that compiled it, each with the operators of its part.
@@ -63,6 +66,7 @@ class FramePart:
 
     code: CodeType | None
     where: str
+    line: str
     broken: str
     graph: str
     parts: tuple[tuple[str, tuple[str, ...]], ...] = ()
@@ -81,13 +85,13 @@ class GraphServer:
         settings: What the caller asked for.
         name: What messages call the compiled object.
         on_part: Told of every part as it is compiled.
-        on_graph_run: Told whenever a compiled graph ran.
+        on_run: Told whenever a part runs, and whether that is in a compiled graph.
     """
 
     settings: Settings
     name: str
     on_part: Callable[[FramePart], None] = lambda part: None  # noqa: ARG005
-    on_graph_run: Callable[[], None] = lambda: None
+    on_run: Callable[[bool], None] = lambda is_graph: None  # noqa: ARG005
     _warned: set[str] = attrs.field(factory=set)
 
     def __call__(self, graph: GraphModule, _example_inputs: Sequence[Any]) -> Run:
@@ -130,39 +134,51 @@ class GraphServer:
         def run(*given: Any) -> Sequence[Any]:
             part.calls += 1
             if (problem := runner.refuses(given)) is not None:
-                part.eager_runs += 1
-                self.warn(f"{part.where} runs its graph eagerly: {problem}")
-                return graph(*given)  # type: ignore[no-any-return]
-            self.on_graph_run()
+                return self._run_as_it_is(graph, part, Reason(problem, where=part.line), given)
+            self.on_run(True)
             return runner.run(given)
 
         return run
 
     def _eagerly(self, graph: GraphModule, part: FramePart, reason: Reason) -> Run:
+        part.reason = reason = attrs.evolve(reason, where=reason.where or part.line)
         if self.settings.fullgraph:
-            raise Refused(attrs.evolve(reason, where=reason.where or part.where))
-        part.reason = reason
+            raise Refused(reason)
 
         def run(*given: Any) -> Sequence[Any]:
             part.calls += 1
-            part.eager_runs += 1
-            self.warn(f"{part.where} runs eagerly: {reason}")
-            return graph(*given)  # type: ignore[no-any-return]
+            return self._run_as_it_is(graph, part, reason, given)
 
         return run
+
+    def _run_as_it_is(
+        self, graph: GraphModule, part: FramePart, reason: Reason, given: Sequence[Any]
+    ) -> Sequence[Any]:
+        part.eager_runs += 1
+        self.on_run(False)
+        self.warn(f"runs eagerly: {reason}")
+        return graph(*given)  # type: ignore[no-any-return]
 
     def warn(self, text: str) -> None:
         """Say something once."""
         if text not in self._warned:
             self._warned.add(text)
-            warnings.warn(f"{self.name}: {text}", TorchbayWarning, stacklevel=4)
+            warnings.warn(f"{self.name} {text}", TorchbayWarning, stacklevel=4)
 
 
 def _part_of(graph: GraphModule) -> FramePart:
     frame = frame_being_compiled()
     code = frame.code
     where = f"{code.co_name} at {code.co_filename}:{code.co_firstlineno}" if code else "a graph"
-    return FramePart(code, where, frame.broken, graph.print_readable(print_output=False))
+    readable = graph.print_readable(print_output=False)
+    return FramePart(code, where, _first_line(graph), frame.broken, readable)
+
+
+def _first_line(graph: GraphModule) -> str:
+    """Return ``file:line`` of the first line of the user's code that a graph is of."""
+    stacks = (node.stack_trace or "" for node in graph.graph.nodes)
+    places = (place for stack in stacks for place in re.findall(r'File "(.+)", line (\d+)', stack))
+    return next((f"{name}:{line}" for name, line in places if is_user_file(name)), "")
 
 
 def _refuse_sizes(graph: GraphModule, backend: Backend) -> None:

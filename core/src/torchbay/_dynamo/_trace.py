@@ -15,6 +15,7 @@ from torchbay._dynamo_compat import (
     example_of,
     hidden_from_dynamo,
     higher_order_name,
+    inference_nodes,
     source_of,
 )
 from torchbay._reason import CannotServe
@@ -70,10 +71,17 @@ def trace_dynamo_graph(graph: GraphModule) -> DynamoTrace:
     inputs = tuple(
         _input(nodes[position], fake) for position, fake in zip(positions, fakes, strict=True)
     )
-    count = len(flat.results)
-    made = [example for example in _results_of(graph) if isinstance(example, torch.Tensor)]
     trace = Trace(
-        traced, inputs, fakes, "out", count, (), (), _is_inference(made), mode, Names()
+        traced,
+        inputs,
+        fakes,
+        "out",
+        len(flat.results),
+        (),
+        (),
+        _is_inference(graph, flat, fakes),
+        mode,
+        Names(),
     )
     return DynamoTrace(trace, positions, flat.outputs)
 
@@ -144,9 +152,14 @@ def _traced(flat: _Flat, fakes: Sequence[torch.Tensor], mode: Any) -> GraphModul
         raise CannotServe(f"tracing raised {type(error).__name__}: {line}") from error
 
 
-def _results_of(graph: GraphModule) -> list[Any]:
+def _result_nodes(graph: GraphModule) -> Sequence[Any]:
     (results,) = graph.graph.output_node().args
-    return [example_of(node) for node in results if isinstance(node, Node)]  # type: ignore[union-attr]
+    return results  # type: ignore[return-value]
+
+
+def _needs_gradients(graph: GraphModule) -> bool:
+    examples = (example_of(node) for node in _result_nodes(graph) if isinstance(node, Node))
+    return any(isinstance(value, torch.Tensor) and value.requires_grad for value in examples)
 
 
 def _fake_mode(graph: GraphModule) -> Any:
@@ -171,7 +184,7 @@ def _refuse_unusable(graph: GraphModule, nodes: Sequence[Node]) -> None:
             raise CannotServe(f"it holds {node.target} as a constant")
     for node in nodes:
         _refuse_input(source_of(node), example_of(node))
-    if any(isinstance(e, torch.Tensor) and e.requires_grad for e in _results_of(graph)):
+    if _needs_gradients(graph):
         raise CannotServe(
             "its result needs gradients, and training is not served from a graph yet",
             remedy="Call it under torch.no_grad() or torch.inference_mode() for inference",
@@ -189,9 +202,20 @@ def _refuse_input(path: str, value: Any) -> None:
         raise CannotServe(f"{path} is sparse, nested or quantized")
 
 
-def _is_inference(made: Sequence[torch.Tensor]) -> bool:
-    """Whether a graph makes inference tensors although the frame does not run in that mode."""
-    kinds = {tensor.is_inference() for tensor in made}
+def _is_inference(graph: GraphModule, flat: _Flat, fakes: Sequence[torch.Tensor]) -> bool:
+    """Whether the results are made in an inference mode that the graph enters itself.
+
+    Raises:
+        CannotServe: Some are, some are not.
+    """
+    inside = inference_nodes(graph)
+    # A view of an input is like the input, wherever it was made.
+    known = {storage_id(fake) for fake in fakes}
+    kinds = {
+        node in inside
+        for node, output in zip(_result_nodes(graph), flat.outputs, strict=True)
+        if output.kind == "result" and storage_id(flat.results[output.value]) not in known
+    }
     if len(kinds) > 1:
         raise CannotServe("its result holds tensors made in inference mode and others")
     return True in kinds and not torch.is_inference_mode_enabled()
