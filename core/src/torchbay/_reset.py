@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from torchbay._compile import live_dispatchers
-from torchbay._dynamo import live_dynamo_dispatchers
+from torchbay._compile import Dispatcher, live_dispatchers
+from torchbay._dynamo import DynamoDispatcher, live_dynamo_dispatchers
 from torchbay._registry import loaded
 from torchbay.plugin import ResettableBackend
 
@@ -12,7 +12,7 @@ __all__ = ["reset"]
 
 def reset() -> None:
     """Drop the specializations of every compiled object, then what backends keep of their own."""
-    dispatchers = [*live_dispatchers, *live_dynamo_dispatchers]
+    dispatchers: list[Dispatcher | DynamoDispatcher] = [*live_dispatchers, *live_dynamo_dispatchers]
     for dispatcher in dispatchers:
         dispatcher.reset()
     objects = [dispatcher.settings.backend for dispatcher in dispatchers]

@@ -32,7 +32,13 @@ from torchbay._torch_compat import is_inside_trace
 from torchbay.errors import InvalidArgument, NotServed, RecompileLimit, TorchbayError
 from torchbay.plugin import RecompileReport
 
-__all__ = ["DynamoDispatcher", "FramePart", "GraphServer", "has_symbolic_sizes", "live_dynamo_dispatchers"]
+__all__ = [
+    "DynamoDispatcher",
+    "FramePart",
+    "GraphServer",
+    "has_symbolic_sizes",
+    "live_dynamo_dispatchers",
+]
 
 live_dynamo_dispatchers: weakref.WeakSet[DynamoDispatcher] = weakref.WeakSet()
 """Every such dispatcher in use; `torchbay.reset` empties them."""

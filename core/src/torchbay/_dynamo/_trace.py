@@ -144,7 +144,7 @@ class _Flat:
 def _traced(flat: _Flat, fakes: Sequence[torch.Tensor], mode: Any) -> GraphModule:
     try:
         with mode, mode.shape_env.ignore_fresh_unbacked_symbols():
-            return trace_to_graph(lambda *tensors: flat(*tensors), fakes)
+            return trace_to_graph(flat, fakes)
     except CannotServe:
         raise
     except Exception as error:
@@ -180,7 +180,7 @@ def _refuse_unusable(graph: GraphModule, nodes: Sequence[Node]) -> None:
         raise CannotServe(f"it calls the higher-order operator {name}")
     for node in graph.graph.nodes:
         # A parameter here would be a constant, whatever became of it later.
-        if node.op == "call_module" or node.op == "get_attr":
+        if node.op in {"call_module", "get_attr"}:
             raise CannotServe(f"it holds {node.target} as a constant")
     for node in nodes:
         _refuse_input(source_of(node), example_of(node))
