@@ -156,6 +156,24 @@ def test_gives_symbolic_graphs_to_a_backend_that_claims_them(symbolic, dynamic, 
     assert served(compiled) == {"graph": 4, "eager": 0}
 
 
+def test_guards_numbers_that_are_no_size_by_value(symbolic):
+    def cut(x, count):
+        return x.flatten()[:count] * count
+
+    compiled = dynamo(cut, symbolic)
+    for count in (2, 3, 5, 3, 2):
+        x = torch.randn(count, 4)
+        assert torch.equal(compiled(x, count), cut(x, count))
+    assert served(compiled) == {"graph": 5, "eager": 0}
+
+
+def test_guards_floats_by_value(symbolic):
+    compiled = dynamo(scaled, symbolic)
+    for factor in (0.5, 1.5, 2.5, 0.5):
+        assert torch.equal(compiled(torch.ones(2), factor), torch.full((2,), factor))
+    assert served(compiled) == {"graph": 4, "eager": 0}
+
+
 def test_writes_inputs_of_symbolic_sizes(symbolic):
     def step(total, x):
         total.add_(x.sum(0))
@@ -235,12 +253,24 @@ def test_is_right_when_the_form_of_an_input_changes(recording):
         return x * 2
 
     compiled = dynamo(transpose, recording)
-    x = torch.randn(2, 3)
-    expected = x.clone()
-    with pytest.warns(errors.TorchbayWarning):
-        result = compiled(x)
-    assert torch.equal(result, transpose(expected))
-    assert x.shape == (3, 2)
+    for _ in range(2):
+        x = torch.randn(2, 3)
+        expected = x.clone()
+        assert torch.equal(compiled(x), transpose(expected))
+        assert x.shape == (3, 2)
+
+
+def test_is_eager_when_an_input_gets_other_memory(recording):
+    def replace(x, y):
+        x.data = y * 2
+        return x + 1
+
+    compiled = dynamo(replace, recording)
+    x = torch.ones(2)
+    with pytest.warns(errors.TorchbayWarning, match="the memory of an input") as caught:
+        assert torch.equal(compiled(x, torch.ones(2)), torch.full((2,), 3.0))
+    assert f"{__file__}:{replace.__code__.co_firstlineno + 1}" in str(caught[0].message)
+    assert torch.equal(x, torch.full((2,), 2.0))
 
 
 def test_draws_the_numbers_eager_draws(recording):
@@ -358,7 +388,7 @@ def test_keeps_a_counter_in_python_right_for_ten_calls(recording):
     assert served(compiled) == {"graph": 8, "eager": 2}
 
 
-def test_keeps_a_counter_in_one_graph_where_sizes_may_be_symbolic(symbolic):
+def test_keeps_a_counter_right_where_sizes_may_be_symbolic(symbolic):
     counter = Counter()
     compiled = dynamo(counter.step, symbolic)
     with pytest.warns(errors.TorchbayWarning):
@@ -424,6 +454,21 @@ def test_lets_an_error_of_an_operator_through(recording, fullgraph, function, ki
     assert str(ours.value).startswith(str(theirs.value))
 
 
+def test_runs_nothing_twice_when_dynamo_gives_up_in_the_middle(recording):
+    ran = []
+
+    def note(module, args):
+        ran.append(len(args))
+        print("graph break")
+
+    module = nn.Linear(4, 4)
+    module.register_forward_pre_hook(note)
+    compiled = dynamo(module, recording)
+    with pytest.raises(RuntimeError):
+        compiled(torch.ones(2, 2))
+    assert ran == [1]
+
+
 def test_serves_a_call_without_any_graph_and_says_so(recording):
     def plain(x):
         print("nothing is computed")
@@ -433,6 +478,86 @@ def test_serves_a_call_without_any_graph_and_says_so(recording):
     with pytest.warns(errors.TorchbayWarning, match="no compiled graph"):
         assert compiled(x) is x
     assert served(compiled) == {"graph": 0, "eager": 1}
+
+
+# What Dynamo leaves unwatched by default
+
+
+def add_one(module, args, output):
+    return output + 1
+
+
+def test_sees_hooks_added_and_removed_after_the_first_call(recording):
+    module = nn.Sequential(nn.Linear(2, 2))
+    compiled = dynamo(module, recording)
+    x = torch.ones(1, 2)
+    compiled(x)
+    for place in (module, module[0]):
+        hook = place.register_forward_hook(add_one)
+        assert torch.equal(compiled(x), module(x))
+        hook.remove()
+        assert torch.equal(compiled(x), module(x))
+    assert torch._dynamo.config.skip_nnmodule_hook_guards is True
+
+
+def test_runs_eagerly_while_hooks_stand_around_every_module(recording):
+    module = nn.Linear(2, 2)
+    compiled = dynamo(module, recording)
+    x = torch.ones(1, 2)
+    compiled(x)
+    hook = nn.modules.module.register_module_forward_hook(add_one)
+    try:
+        with pytest.warns(errors.TorchbayWarning, match="hooks are registered for all modules"):
+            assert torch.equal(compiled(x), module(x))
+    finally:
+        hook.remove()
+    assert torch.equal(compiled(x), module(x))
+    assert served(compiled) == {"graph": 2, "eager": 1}
+
+
+def to_double(module, x):
+    for parameter in module.parameters():
+        parameter.data = parameter.data.double()
+    return x.double()
+
+
+def to_bfloat16(module, x):
+    module.bfloat16()
+    return x.bfloat16()
+
+
+def reshape(module, x):
+    module.weight.data, module.bias.data = torch.randn(3, 2), torch.randn(3)
+    return x
+
+
+def lay_out(module, x):
+    module.weight.data = module.weight.data.t().contiguous().t()
+    return x
+
+
+@pytest.mark.parametrize("change", [to_double, to_bfloat16, reshape, lay_out])
+def test_sees_parameters_of_another_form(recording, change):
+    module = nn.Linear(2, 2)
+    compiled = dynamo(module, recording)
+    x = torch.ones(1, 2)
+    compiled(x)
+    x = change(module, x)
+    assert torch.equal(compiled(x), module(x))
+    assert len(recording.requests) == 2
+
+
+def test_sees_that_a_parameter_is_to_be_trained(recording):
+    module = nn.Linear(2, 2).requires_grad_(False)
+    compiled = dynamo(module, recording)
+    x = torch.ones(1, 2)
+    with torch.enable_grad():
+        assert not compiled(x).requires_grad
+        module.weight.requires_grad_(True)
+        with pytest.warns(errors.TorchbayWarning, match="gradients"):
+            compiled(x).sum().backward()
+    assert torch.equal(module.weight.grad, torch.ones(2, 2))
+    assert served(compiled) == {"graph": 1, "eager": 1}
 
 
 # Limits

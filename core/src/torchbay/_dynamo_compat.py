@@ -23,6 +23,7 @@ __all__ = [
     "example_of",
     "forget_code",
     "frame_being_compiled",
+    "has_begun",
     "hidden_from_dynamo",
     "higher_order_name",
     "inference_nodes",
@@ -85,18 +86,29 @@ def _guard_code(guard: Any) -> list[str]:
 
 @contextlib.contextmanager
 def dynamo_limits(recompile_limit: int, *, fail: bool, symbolic_floats: bool) -> Iterator[None]:
-    """Let Dynamo compile a code object this often, and raise beyond it if asked to."""
+    """Let Dynamo compile a code object this often, and raise beyond it if asked to.
+
+    It guards the hooks of modules too, which it leaves out by default.
+    """
     from torch._dynamo import config
 
-    wanted = {"recompile_limit": recompile_limit, "fail_on_recompile_limit_hit": fail}
+    wanted = {
+        "recompile_limit": recompile_limit,
+        "fail_on_recompile_limit_hit": fail,
+        "skip_nnmodule_hook_guards": False,
+    }
     if not symbolic_floats:
         wanted["specialize_float"] = True
-    differing = {name: value for name, value in wanted.items() if getattr(config, name) != value}
-    if not differing:
+    # Not config.patch: it makes a context variable every time, and those are never freed.
+    before = {name: getattr(config, name) for name in wanted}
+    differing = [name for name, value in wanted.items() if before[name] != value]
+    for name in differing:
+        setattr(config, name, wanted[name])
+    try:
         yield
-        return
-    with config.patch(**differing):
-        yield
+    finally:
+        for name in differing:
+            setattr(config, name, before[name])
 
 
 def dynamo_error(error: BaseException) -> tuple[str, BaseException | None]:
@@ -113,6 +125,18 @@ def dynamo_error(error: BaseException) -> tuple[str, BaseException | None]:
     if isinstance(error, exc.TorchDynamoException):
         return "capture", None
     return "", None
+
+
+def has_begun(error: BaseException) -> bool:
+    """Whether a frame of the call ran before Dynamo gave up on this or another one."""
+    traceback = error.__traceback__
+    while traceback is not None and traceback.tb_frame.f_code.co_name != "compile_wrapper":
+        traceback = traceback.tb_next
+    if traceback is None:
+        return True
+    frame = traceback.tb_next
+    compilers = ("_dynamo/convert_frame.py", "_dynamo/output_graph.py")
+    return frame is not None and not frame.tb_frame.f_code.co_filename.endswith(compilers)
 
 
 def user_error_line(error: BaseException) -> str:

@@ -9,7 +9,6 @@ import threading
 import weakref
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from types import TracebackType
 from typing import Any
 
 from torchbay._call import Call
@@ -19,6 +18,7 @@ from torchbay._dynamo_compat import (
     dynamo_error,
     dynamo_limits,
     forget_code,
+    has_begun,
     optimized,
     user_error_line,
 )
@@ -27,8 +27,8 @@ from torchbay._options import read as read_options
 from torchbay._reason import CannotServe, Reason
 from torchbay._registry import choose, notify
 from torchbay._settings import Settings
-from torchbay._source import definition, is_user_file
-from torchbay._torch_compat import is_inside_trace
+from torchbay._source import definition
+from torchbay._torch_compat import global_module_hooks, is_inside_trace
 from torchbay.errors import InvalidArgument, NotServed, RecompileLimit, TorchbayError
 from torchbay.plugin import RecompileReport
 
@@ -75,6 +75,8 @@ class DynamoDispatcher:
         """Serve one call."""
         if is_inside_trace():
             return self.function(*args, **kwargs)
+        if any(global_module_hooks()):
+            return self._with_global_hooks(args, kwargs)
         # A compiled module may have a length, hence be false.
         compiled = self._start() if self._compiled is None else self._compiled
         before = self._runs
@@ -88,6 +90,25 @@ class DynamoDispatcher:
             return self._instead(error, problem, args, kwargs)
         self._count(before)
         return result
+
+    def _with_global_hooks(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """Serve a call while hooks run around every module, which Dynamo does not guard."""
+        reason = Reason("hooks are registered for all modules, which Dynamo does not watch")
+        result = self.function(*args, **kwargs)
+        self.calls["eager"] += 1
+        if self.settings.fullgraph:
+            raise self._not_served(reason, result)
+        self._server.warn(f"runs eagerly: {reason}")
+        return result
+
+    def _not_served(self, reason: Reason, result: Any) -> NotServed:
+        error = NotServed(
+            f"{self.name} cannot be served from a graph: {reason.what}",
+            account=reason.where,
+            remedy=reason.remedy or "Leave out fullgraph=True to run such calls eagerly",
+        )
+        error.result = result
+        return error
 
     def warmup(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Compile for such a call. It does run, but what it writes is undone."""
@@ -182,7 +203,7 @@ class DynamoDispatcher:
     def _is_too_late(self, error: Exception, problem: Reason | TorchbayError) -> bool:
         """Whether part of the call has run, so that it cannot be served once more."""
         is_final = isinstance(problem, TorchbayError) or self.settings.fullgraph
-        return not is_final and _ran_user_code(error.__traceback__)
+        return not is_final and has_begun(error)
 
     def _limit_error(self) -> RecompileLimit:
         last = "; ".join(dict.fromkeys(self._failures))
@@ -210,29 +231,14 @@ class DynamoDispatcher:
         """
         if isinstance(problem, TorchbayError):
             raise problem from problem.__cause__
-        has_begun = _ran_user_code(error.__traceback__)
-        result = None if has_begun else self.function(*args, **kwargs)
+        result = None if has_begun(error) else self.function(*args, **kwargs)
         self.calls["eager"] += 1
         if not self.settings.fullgraph:
             self._server.warn(f"runs eagerly: {problem}")
             return result
-        refusal = NotServed(
-            f"{self.name} cannot be served from a graph: {problem.what}",
-            account=problem.where,
-            remedy=problem.remedy or "Leave out fullgraph=True to run such calls eagerly",
-        )
-        refusal.result = result
-        raise refusal from error
+        raise self._not_served(problem, result) from error
 
 
 def _headline(error: Exception) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return ". ".join(lines[:2]).removesuffix(".") if lines else repr(error)
-
-
-def _ran_user_code(traceback: TracebackType | None) -> bool:
-    while traceback is not None:
-        if is_user_file(traceback.tb_frame.f_code.co_filename):
-            return True
-        traceback = traceback.tb_next
-    return False

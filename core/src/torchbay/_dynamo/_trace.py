@@ -17,6 +17,7 @@ from torchbay._dynamo_compat import (
     higher_order_name,
     inference_nodes,
     source_of,
+    symbol_of,
 )
 from torchbay._reason import CannotServe
 from torchbay._source import Names
@@ -115,7 +116,8 @@ class _Flat:
         self.results: list[torch.Tensor] = []
         self.outputs: tuple[Output, ...] = ()
         self._interpreter = Interpreter(graph)
-        self._given = [example_of(node) for node in nodes]
+        known = {symbol_of(s) for f in fakes for s in f.shape if isinstance(s, torch.SymInt)}
+        self._given = [_settled(example_of(node), known) for node in nodes]
         self._positions = positions
         self._inputs = {id(fake): position for position, fake in enumerate(fakes)}
 
@@ -139,6 +141,12 @@ class _Flat:
         if not found:
             self.results.append(value)
         return Output("result", found[0] if found else len(self.results) - 1)
+
+
+def _settled(value: Any, known: set[Any]) -> Any:
+    """Return a symbolic number that is no tensor's size as the number: Dynamo guards it then."""
+    is_free = isinstance(value, torch.SymInt) and symbol_of(value) not in known
+    return int(value) if is_free else value
 
 
 def _traced(flat: _Flat, fakes: Sequence[torch.Tensor], mode: Any) -> GraphModule:
