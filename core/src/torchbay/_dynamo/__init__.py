@@ -196,7 +196,8 @@ class DynamoDispatcher:
             return inner if isinstance(inner, TorchbayError) else None
         if kind == "limit":
             return self._limit_error()
-        if kind == "capture":
+        # Whatever was raised before any frame ran, Dynamo raised it: eager execution decides.
+        if kind == "capture" or not has_begun(error):
             return Reason(_headline(error), where=user_error_line(error))
         return None
 

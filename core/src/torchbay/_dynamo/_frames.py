@@ -30,7 +30,7 @@ from torchbay._settings import Settings
 from torchbay._source import is_user_file
 from torchbay._specialize import Specializer
 from torchbay._torch_compat import inference_execution, plain_execution, storage_id
-from torchbay.errors import TorchbayWarning
+from torchbay.errors import TorchbayError, TorchbayWarning
 from torchbay.plugin import Backend, CompileReport, GuardedExecutable
 
 __all__ = ["FramePart", "GraphServer", "Refused", "has_symbolic_sizes"]
@@ -108,6 +108,10 @@ class GraphServer:
             run = self._compiled(graph, part, backend, options)
         except CannotServe as refusal:
             run = self._eagerly(graph, part, refusal.reason)
+        except TorchbayError:
+            raise
+        except Exception as error:  # noqa: BLE001 - the graph can be run, whatever broke here
+            run = self._eagerly(graph, part, Reason(f"compiling it raised {error!r}"))
         self.on_part(part)
         return run
 
