@@ -7,6 +7,7 @@ import io
 import pickle
 import threading
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -286,6 +287,18 @@ def test_draws_the_numbers_eager_draws(recording):
         torch.manual_seed(seed)
         assert torch.equal(ours, noisy(x))
         assert torch.equal(left, torch.get_rng_state())
+
+
+@pytest.mark.filterwarnings("ignore::torchbay.errors.TorchbayWarning")
+def test_draws_from_numpys_own_stream(recording):
+    def noisy(x):
+        return x * torch.from_numpy(np.random.rand(2))  # noqa: NPY002
+
+    def stream(function):
+        np.random.seed(0)  # noqa: NPY002
+        return [function(torch.ones(2)) for _ in range(4)]
+
+    assert all(map(torch.equal, stream(dynamo(noisy, recording)), stream(noisy)))
 
 
 # Gradients

@@ -88,7 +88,8 @@ def _guard_code(guard: Any) -> list[str]:
 def dynamo_limits(recompile_limit: int, *, fail: bool, symbolic_floats: bool) -> Iterator[None]:
     """Let Dynamo compile a code object this often, and raise beyond it if asked to.
 
-    It guards the hooks of modules too, which it leaves out by default.
+    It guards the hooks of modules too, which it leaves out by default, and lets NumPy draw from
+    NumPy's own stream.
     """
     from torch._dynamo import config
 
@@ -96,6 +97,7 @@ def dynamo_limits(recompile_limit: int, *, fail: bool, symbolic_floats: bool) ->
         "recompile_limit": recompile_limit,
         "fail_on_recompile_limit_hit": fail,
         "skip_nnmodule_hook_guards": False,
+        "use_numpy_random_stream": True,
     }
     if not symbolic_floats:
         wanted["specialize_float"] = True
