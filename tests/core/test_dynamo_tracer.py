@@ -25,9 +25,9 @@ def fresh_dynamo():
 
 
 @pytest.fixture
-def symbolic(recording):
-    """Claims symbolic sizes."""
-    recording.capabilities = Capabilities(dynamic_shapes=True, eager_random=True)
+def static(recording):
+    """Claims no symbolic sizes."""
+    recording.capabilities = Capabilities(eager_random=True)
     return recording
 
 
@@ -127,13 +127,13 @@ def test_compiles_anew_when_what_dynamo_guards_has_changed(recording):
 # Sizes
 
 
-def test_gives_static_graphs_to_a_backend_without_symbolic_sizes(recording):
-    compiled = dynamo(sine, recording)
+def test_gives_static_graphs_to_a_backend_without_symbolic_sizes(static):
+    compiled = dynamo(sine, static)
     for size in (2, 3, 4, 2):
         x = torch.randn(size, 3)
         assert torch.equal(compiled(x), sine(x))
-    assert len(recording.requests) == 3
-    assert all(isinstance(r.example_inputs[0].shape[0], int) for r in recording.requests)
+    assert len(static.requests) == 3
+    assert all(isinstance(r.example_inputs[0].shape[0], int) for r in static.requests)
     assert served(compiled) == {"graph": 4, "eager": 0}
 
 
@@ -143,8 +143,8 @@ def rows(x, weight):
 
 
 @pytest.mark.parametrize(("dynamic", "graphs"), [(None, 2), (True, 1), (False, 4)])
-def test_gives_symbolic_graphs_to_a_backend_that_claims_them(symbolic, dynamic, graphs):
-    compiled = dynamo(rows, symbolic, dynamic=dynamic)
+def test_gives_symbolic_graphs_to_a_backend_that_claims_them(recording, dynamic, graphs):
+    compiled = dynamo(rows, recording, dynamic=dynamic)
     weight = torch.randn(3, 3)
     for size in (2, 3, 5, 7):
         x = torch.randn(size, 3)
@@ -153,46 +153,49 @@ def test_gives_symbolic_graphs_to_a_backend_that_claims_them(symbolic, dynamic, 
         assert torch.equal(result[1], expected[1])
         assert result[1].data_ptr() == x.data_ptr()
         assert result[2] == expected[2]
-    assert len(symbolic.requests) == graphs
+    assert len(recording.requests) == graphs
     assert served(compiled) == {"graph": 4, "eager": 0}
 
 
-def test_guards_numbers_that_are_no_size_by_value(symbolic):
+def test_leaves_whole_numbers_open_that_are_no_size(recording):
     def cut(x, count):
-        return x.flatten()[:count] * count
+        return x.flatten()[:count] * count, count + 1
 
-    compiled = dynamo(cut, symbolic)
+    compiled = dynamo(cut, recording)
     for count in (2, 3, 5, 3, 2):
         x = torch.randn(count, 4)
-        assert torch.equal(compiled(x, count), cut(x, count))
+        (result, more), expected = compiled(x, count), cut(x, count)
+        assert torch.equal(result, expected[0])
+        assert more == expected[1]
+    assert len(recording.requests) == 2
     assert served(compiled) == {"graph": 5, "eager": 0}
 
 
-def test_guards_floats_by_value(symbolic):
-    compiled = dynamo(scaled, symbolic)
+def test_guards_floats_by_value(recording):
+    compiled = dynamo(scaled, recording)
     for factor in (0.5, 1.5, 2.5, 0.5):
         assert torch.equal(compiled(torch.ones(2), factor), torch.full((2,), factor))
     assert served(compiled) == {"graph": 4, "eager": 0}
 
 
-def test_writes_inputs_of_symbolic_sizes(symbolic):
+def test_writes_inputs_of_symbolic_sizes(recording):
     def step(total, x):
         total.add_(x.sum(0))
         return total[1:]
 
-    compiled = dynamo(step, symbolic, dynamic=True)
+    compiled = dynamo(step, recording, dynamic=True)
     for size in (2, 3, 5):
         x, total = torch.randn(size, size + 1), torch.zeros(size + 1)
         expected = torch.zeros(size + 1)
         assert torch.equal(compiled(total, x), step(expected, x))
         assert torch.equal(total, expected)
-    assert len(symbolic.requests) == 1
+    assert len(recording.requests) == 1
 
 
-def test_refuses_dynamic_for_a_backend_without_symbolic_sizes(recording):
+def test_refuses_dynamic_for_a_backend_without_symbolic_sizes(static):
     with pytest.raises(errors.InvalidArgument, match="'recording' does not take symbolic sizes"):
-        dynamo(sine, recording, dynamic=True)(torch.ones(2))
-    assert recording.requests == []
+        dynamo(sine, static, dynamic=True)(torch.ones(2))
+    assert static.requests == []
 
 
 # Memory
@@ -392,22 +395,23 @@ class Counter:
 
 
 @pytest.mark.filterwarnings("ignore:step")
-def test_keeps_a_counter_in_python_right_for_ten_calls(recording):
+def test_keeps_a_counter_in_python_right_for_ten_calls(static):
     counter = Counter()
-    compiled = dynamo(counter.step, recording)
+    compiled = dynamo(counter.step, static)
     for call in range(1, 11):
         assert torch.equal(compiled(torch.ones(2)), torch.full((2,), float(call)))
     assert counter.count == 10
     assert served(compiled) == {"graph": 8, "eager": 2}
 
 
-def test_keeps_a_counter_right_where_sizes_may_be_symbolic(symbolic):
+def test_keeps_a_counter_right_where_numbers_may_be_symbolic(recording):
     counter = Counter()
-    compiled = dynamo(counter.step, symbolic)
-    with pytest.warns(errors.TorchbayWarning):
-        for call in range(1, 11):
-            assert torch.equal(compiled(torch.ones(2)), torch.full((2,), float(call)))
+    compiled = dynamo(counter.step, recording)
+    for call in range(1, 11):
+        assert torch.equal(compiled(torch.ones(2)), torch.full((2,), float(call)))
     assert counter.count == 10
+    assert len(recording.requests) == 2
+    assert served(compiled) == {"graph": 10, "eager": 0}
 
 
 def test_serves_the_parts_around_a_graph_break(recording, capsys):
@@ -580,8 +584,8 @@ def scaled(x, k):
     return x * k
 
 
-def test_serves_calls_beyond_the_limit_eagerly(recording):
-    compiled = dynamo(scaled, recording, recompile_limit=2)
+def test_serves_calls_beyond_the_limit_eagerly(static):
+    compiled = dynamo(scaled, static, recompile_limit=2)
     with pytest.warns(errors.TorchbayWarning, match="recompile_limit=2"):
         for k in (2, 3, 4, 5):
             assert torch.equal(compiled(torch.ones(2), k), torch.full((2,), float(k)))

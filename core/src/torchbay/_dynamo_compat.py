@@ -6,8 +6,10 @@ Nothing here imports ``torch._dynamo`` before something is compiled with ``trace
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
-from collections.abc import Callable, Iterator, Mapping
+import threading
+from collections.abc import Callable, Iterator
 from types import CodeType
 from typing import Any
 
@@ -28,9 +30,7 @@ __all__ = [
     "higher_order_name",
     "inference_nodes",
     "optimized",
-    "size_of",
     "source_of",
-    "symbol_of",
     "user_error_line",
 ]
 
@@ -88,10 +88,12 @@ def _guard_code(guard: Any) -> list[str]:
 def dynamo_limits(recompile_limit: int, *, fail: bool, symbolic_floats: bool) -> Iterator[None]:
     """Let Dynamo compile a code object this often, and raise beyond it if asked to.
 
-    It guards the hooks of modules too, which it leaves out by default, and lets NumPy draw from
-    NumPy's own stream.
+    It guards the hooks of modules too, which it leaves out by default, lets NumPy draw from NumPy's
+    own stream, and breaks the graph where a `random.Random` object draws.
     """
     from torch._dynamo import config
+
+    _watch_random_objects()
 
     wanted = {
         "recompile_limit": recompile_limit,
@@ -106,11 +108,33 @@ def dynamo_limits(recompile_limit: int, *, fail: bool, symbolic_floats: bool) ->
     differing = [name for name, value in wanted.items() if before[name] != value]
     for name in differing:
         setattr(config, name, wanted[name])
+    _serving.depth = getattr(_serving, "depth", 0) + 1
     try:
         yield
     finally:
+        _serving.depth -= 1
         for name in differing:
             setattr(config, name, before[name])
+
+
+_serving = threading.local()
+
+
+@functools.cache
+def _watch_random_objects() -> None:
+    """Let Dynamo break the graph at a `random.Random` object, in calls that are ours alone.
+
+    Otherwise every later call gets the number that the object drew when Dynamo traced it.
+    """
+    from torch._dynamo.variables import RandomVariable
+
+    is_supported = RandomVariable.is_supported_random_obj
+
+    def is_supported_elsewhere(value: Any) -> bool:
+        return not getattr(_serving, "depth", 0) and is_supported(value)
+
+    vars_of: Any = RandomVariable
+    vars_of.is_supported_random_obj = staticmethod(is_supported_elsewhere)
 
 
 def dynamo_error(error: BaseException) -> tuple[str, BaseException | None]:
@@ -209,17 +233,6 @@ def source_of(node: Node) -> str:
     source = getattr(node, "_dynamo_source", None)
     name = getattr(source, "name", node.name)
     return str(name() if callable(name) else name)
-
-
-def symbol_of(size: Any) -> Any | None:
-    """Return the symbol a symbolic size consists of, or None if it is more than one symbol."""
-    expression = size.node.expr
-    return expression if expression.is_symbol else None
-
-
-def size_of(size: Any, values: Mapping[Any, int]) -> int:
-    """Return what a size is under values of its symbols."""
-    return int(size.node.expr.xreplace(values)) if isinstance(size, torch.SymInt) else int(size)
 
 
 def higher_order_name(graph: GraphModule) -> str | None:

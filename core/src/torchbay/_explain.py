@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import attrs
@@ -132,7 +132,7 @@ def explain(compiled: Any) -> Explanation:
     routes = [entry for entry in entries if isinstance(entry, EagerRoute)]
     return Explanation(
         dispatcher.name,
-        tuple(_specialization_report(entry, leaf) for entry in graphs for leaf in entry.leaves),
+        tuple(report for entry in graphs for report in _reports(entry)),
         tuple(EagerReport(str(e.reason), e.guards.source, e.calls) for e in routes),
         tuple(dispatcher.recompiles),
         _calls(dispatcher, graphs, routes),
@@ -146,26 +146,35 @@ def _calls(
     return {"graph": sum(entry.calls for entry in graphs), "eager": eager}
 
 
-def _specialization_report(entry: Specialization, leaf: Leaf) -> SpecializationReport:
+def _specialization_report(
+    leaf: Leaf, guards: str, calls: int, where: str = ""
+) -> SpecializationReport:
     sources = [*(fork.source for fork in leaf.forks), leaf.source]
     return SpecializationReport(
         ", ".join(dict.fromkeys(name for name, _ in leaf.parts)),
         leaf.parts,
         "\n".join(graph.print_readable(print_output=False) for graph in leaf.graphs),
-        entry.guards.source,
+        guards,
         "\n".join(sources),
         leaf.gates,
-        leaf.calls if leaf.forks else entry.calls,
+        calls,
         leaf.compile_seconds,
+        where,
     )
 
 
+def _reports(entry: Specialization) -> Iterator[SpecializationReport]:
+    for leaf in entry.leaves:
+        calls = leaf.calls if leaf.forks else entry.calls
+        yield _specialization_report(leaf, entry.guards.source, calls)
+
+
 def _explain_dynamo(dispatcher: DynamoDispatcher) -> Explanation:
-    compiled = [part for part in reversed(dispatcher.parts) if part.reason is None]
-    eager = [part for part in reversed(dispatcher.parts) if part.reason is not None]
+    parts = dispatcher.parts[::-1]
+    eager = [part for part in parts if part.reason is not None]
     return Explanation(
         dispatcher.name,
-        tuple(map(_part_report, compiled)),
+        tuple(_part_report(part, part.leaf) for part in parts if part.leaf is not None),
         tuple(EagerReport(f"{p.where}: {p.reason}", p.guards, p.eager_runs) for p in eager),
         tuple(dispatcher.recompiles),
         dict(dispatcher.calls),
@@ -173,16 +182,7 @@ def _explain_dynamo(dispatcher: DynamoDispatcher) -> Explanation:
     )
 
 
-def _part_report(part: FramePart) -> SpecializationReport:
+def _part_report(part: FramePart, leaf: Leaf) -> SpecializationReport:
     end = f", up to a graph break: {part.broken}" if part.broken else ""
-    return SpecializationReport(
-        ", ".join(dict.fromkeys(name for name, _ in part.parts)),
-        part.parts,
-        part.graph,
-        part.guards,
-        "",
-        (),
-        part.calls - part.eager_runs,
-        part.compile_seconds,
-        f"{part.where}{end}",
-    )
+    calls = part.calls - part.eager_runs
+    return _specialization_report(leaf, part.guards, calls, f"{part.where}{end}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from types import CodeType
 from typing import Any
 
@@ -13,25 +13,25 @@ import attrs
 import torch
 from torch.fx import GraphModule
 
-from torchbay._build import Built
-from torchbay._dynamo._trace import DynamoTrace, Output, trace_dynamo_graph
+from torchbay._dynamo._trace import trace_dynamo_graph
 from torchbay._dynamo_compat import (
     example_of,
     frame_being_compiled,
     hidden_from_dynamo,
-    size_of,
-    symbol_of,
 )
-from torchbay._lower import View, remake
+from torchbay._guards import GuardFunction
+from torchbay._lower import Lowered
 from torchbay._options import read as read_options
 from torchbay._reason import CannotServe, Reason
-from torchbay._registry import choose, notify
+from torchbay._registry import choose
 from torchbay._settings import Settings
 from torchbay._source import is_user_file
 from torchbay._specialize import Specializer
-from torchbay._torch_compat import inference_execution, plain_execution, storage_id
+from torchbay._torch_compat import storage_id
+from torchbay._torch_symbols import has_symbols
+from torchbay._tree import MISS, Leaf, Path, grow
 from torchbay.errors import TorchbayError, TorchbayWarning
-from torchbay.plugin import Backend, CompileReport, GuardedExecutable
+from torchbay.plugin import Backend
 
 __all__ = ["FramePart", "GraphServer", "Refused", "has_symbolic_sizes"]
 
@@ -55,11 +55,9 @@ class FramePart:
         where: Its name and place, readable.
         line: Where in the user's code the graph begins, or an empty string.
         broken: Why it ends before the frame does, or an empty string.
-        graph: What was compiled; Dynamo's own graph if nothing was.
-        parts: The backends that compiled it, each with the operators of its part.
+        leaf: What runs it, or None if that is Dynamo's graph as it is.
         reason: Why it runs eagerly, or None.
         guards: What Dynamo checks before it runs, readable.
-        compile_seconds: From Dynamo's graph to the executable.
         calls: How often it ran.
         eager_runs: How many of them ran eagerly.
     """
@@ -68,11 +66,9 @@ class FramePart:
     where: str
     line: str
     broken: str
-    graph: str
-    parts: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    leaf: Leaf | None = None
     reason: Reason | None = None
     guards: str = ""
-    compile_seconds: float = 0.0
     calls: int = 0
     eager_runs: int = 0
 
@@ -119,28 +115,30 @@ class GraphServer:
         started = time.perf_counter()
         _refuse_sizes(graph, backend)
         captured = trace_dynamo_graph(graph)
-        with hidden_from_dynamo(captured.trace.fake_mode):
-            specializer = Specializer(self.settings, self.name)
-            built = specializer.built_or_fallback(captured.trace, backend, options)
-        _refuse_written_gradients(graph, built)
-        if built.lowered.graph is not None:
-            part.graph = built.lowered.graph.print_readable(print_output=False)
-        part.parts, part.compile_seconds = built.parts, time.perf_counter() - started
-        notify("torchbay_compiled", self._report(part, built))
-        return self._counted(_Runner.of(graph, captured, built), graph, part)
+        specializer = Specializer(self.settings, self.name)
 
-    def _report(self, part: FramePart, built: Built) -> CompileReport:
-        nodes = built.lowered.graph.graph.nodes if built.lowered.graph is not None else ()
-        count = sum(node.op == "call_function" for node in nodes)
-        return CompileReport(self.name, part.parts[0][0], part.compile_seconds, count)
+        def served(maker: Backend, its_options: Any) -> _Served:
+            lowered, build = specializer.lowered(captured.trace, maker, its_options)
+            _refuse_written_gradients(graph, lowered)
+            grown = grow(None, Path(captured.trace, lowered, _unguarded, 0), build)
+            assert grown is not None, "a path always fits a tree of its own"
+            return _Served(captured.positions, grown.leaf, lowered.changed)
 
-    def _counted(self, runner: _Runner, graph: GraphModule, part: FramePart) -> Run:
+        with hidden_from_dynamo(captured.trace.mode):
+            found = specializer.or_fallback(served, backend, options)
+        part.leaf = found.leaf
+        specializer.report(found.leaf, started)
+        return self._counted(found, graph, part)
+
+    def _counted(self, served: _Served, graph: GraphModule, part: FramePart) -> Run:
         def run(*given: Any) -> Sequence[Any]:
             part.calls += 1
-            if (problem := runner.refuses(given)) is not None:
-                return self._run_as_it_is(graph, part, Reason(problem, where=part.line), given)
+            try:
+                result = served.run(given)
+            except CannotServe as refusal:
+                return self._run_as_it_is(graph, part, refusal.reason, given)
             self.on_run(True)
-            return runner.run(given)
+            return result
 
         return run
 
@@ -174,8 +172,7 @@ def _part_of(graph: GraphModule) -> FramePart:
     frame = frame_being_compiled()
     code = frame.code
     where = f"{code.co_name} at {code.co_filename}:{code.co_firstlineno}" if code else "a graph"
-    readable = graph.print_readable(print_output=False)
-    return FramePart(code, where, _first_line(graph), frame.broken, readable)
+    return FramePart(code, where, _first_line(graph), frame.broken)
 
 
 def _first_line(graph: GraphModule) -> str:
@@ -196,18 +193,12 @@ def _refuse_sizes(graph: GraphModule, backend: Backend) -> None:
 
 def has_symbolic_sizes(graph: GraphModule) -> bool:
     """Whether a size of an input of Dynamo's graph is a symbol."""
-    return any(map(_is_symbolic, map(example_of, graph.graph.find_nodes(op="placeholder"))))
+    return any(map(has_symbols, map(example_of, graph.graph.find_nodes(op="placeholder"))))
 
 
-def _is_symbolic(value: Any) -> bool:
-    if isinstance(value, torch.Tensor):
-        return any(isinstance(size, torch.SymInt) for size in (*value.shape, *value.stride()))
-    return isinstance(value, torch.SymInt)
-
-
-def _refuse_written_gradients(graph: GraphModule, built: Built) -> None:
+def _refuse_written_gradients(graph: GraphModule, lowered: Lowered) -> None:
     """Refuse to write inputs in grad mode where autograd would have to know of it."""
-    if not built.lowered.written or not _may_record(graph):
+    if not lowered.changed or not _may_record(graph):
         return
     inputs = map(example_of, graph.graph.find_nodes(op="placeholder"))
     if any(isinstance(value, torch.Tensor) and value.requires_grad for value in inputs):
@@ -222,76 +213,46 @@ def _may_record(graph: GraphModule) -> bool:
     return torch.is_grad_enabled() or changes
 
 
+def _unguarded() -> GuardFunction:
+    """Return the guards of a graph that Dynamo guards."""
+    return GuardFunction((), "", lambda args, kwargs: None, {})  # noqa: ARG005
+
+
 @attrs.frozen(eq=False)
-class _Runner:
-    """Runs a compiled graph on the inputs of Dynamo's."""
+class _Served:
+    """A compiled graph on the inputs of Dynamo's.
 
-    captured: DynamoTrace
-    built: Built
-    symbols: Mapping[Any, int]
-    context: Callable[[], Any]
+    Attributes:
+        positions: Which of Dynamo's inputs each input of the trace is.
+        leaf: What runs.
+        changed: The inputs of the trace that it changes.
+    """
 
-    @classmethod
-    def of(cls, graph: GraphModule, captured: DynamoTrace, built: Built) -> _Runner:
-        """Prepare what every run needs."""
-        symbols = {
-            symbol: position
-            for position, node in enumerate(graph.graph.find_nodes(op="placeholder"))
-            if isinstance(size := example_of(node), torch.SymInt)
-            and (symbol := symbol_of(size)) is not None
-        }
-        context = inference_execution if captured.trace.is_inference else plain_execution
-        return cls(captured, built, symbols, context)
-
-    def refuses(self, given: Sequence[Any]) -> str | None:
-        """Return why these inputs must not be run, or None."""
-        lowered = self.built.lowered
-        inputs = [given[position] for position in self.captured.positions]
-        if lowered.written and _shares_memory(inputs, lowered.written):
-            return "an input that it changes shares memory with another"
-        if isinstance(self.built.executable, GuardedExecutable):
-            taken = [inputs[position] for position in lowered.inputs]
-            return self.built.executable.refuses(taken)
-        return None
+    positions: tuple[int, ...]
+    leaf: Leaf
+    changed: tuple[int, ...]
 
     def run(self, given: Sequence[Any]) -> Sequence[Any]:
-        """Run the graph, write what it changes, and return what Dynamo's graph returns."""
-        inputs = [given[position] for position in self.captured.positions]
-        sizes = {symbol: given[position] for symbol, position in self.symbols.items()}
-        with self.context():
-            raw = self._executed(inputs)
-            results = [self._result(r, inputs, raw, sizes) for r in self.built.lowered.results]
-        return tuple(_value(o, inputs, results, sizes) for o in self.captured.outputs)
+        """Return what Dynamo's graph returns.
 
-    def _executed(self, inputs: list[Any]) -> Sequence[Any]:
-        lowered, executable = self.built.lowered, self.built.executable
-        taken = [inputs[position] for position in lowered.inputs]
-        raw = executable.run(taken) if executable is not None else ()
-        if not lowered.by_backend:
-            for offset, position in enumerate(lowered.written):
-                inputs[position].copy_(raw[lowered.result_count + offset])
-        return raw
+        Raises:
+            CannotServe: These inputs must not be run; nothing has happened yet.
+        """
+        inputs = [given[position] for position in self.positions]
+        if self.changed and _shares_memory(inputs, self.changed):
+            raise CannotServe("an input that it changes shares memory with another")
+        result: Any = self.leaf.run(inputs, (), {})
+        if result is MISS:
+            raise CannotServe(
+                f"{self.leaf.parts[0][0]} refuses the inputs: {self._refusal(inputs)}"
+            )
+        return result  # type: ignore[no-any-return]
 
-    @staticmethod
-    def _result(
-        place: int | View, inputs: Sequence[Any], raw: Sequence[Any], sizes: Mapping[Any, int]
-    ) -> torch.Tensor:
-        if isinstance(place, int):
-            return raw[place]  # type: ignore[no-any-return]
-        base = inputs[place.base] if place.of_input else raw[place.base]
-        lengths = [size_of(size, sizes) for size in place.sizes]
-        strides = [size_of(stride, sizes) for stride in place.strides]
-        return remake(base, lengths, strides, size_of(place.offset, sizes))
+    def _refusal(self, inputs: Sequence[Any]) -> Any:
+        built: Any = self.leaf.built
+        return built.refuses([inputs[place.index] for place in built.part.takes])
 
 
-def _value(
-    output: Output, inputs: Sequence[Any], results: Sequence[Any], sizes: Mapping[Any, int]
-) -> Any:
-    if output.kind == "size":
-        return size_of(output.value, sizes)
-    return (inputs if output.kind == "input" else results)[output.value]
-
-
-def _shares_memory(inputs: Sequence[torch.Tensor], written: Sequence[int]) -> bool:
-    storages = [storage_id(tensor) for tensor in inputs]
-    return any(storages.count(storages[position]) > 1 for position in written)
+def _shares_memory(inputs: Sequence[Any], changed: Sequence[int]) -> bool:
+    storages = [storage_id(value) for value in inputs if isinstance(value, torch.Tensor)]
+    return any(storages.count(storages[position]) > 1 for position in changed)

@@ -17,39 +17,29 @@ from torchbay._dynamo_compat import (
     higher_order_name,
     inference_nodes,
     source_of,
-    symbol_of,
 )
 from torchbay._reason import CannotServe
 from torchbay._source import Names
 from torchbay._torch_compat import is_fake, storage_id, trace_to_graph
-from torchbay._trace import Input, Trace
+from torchbay._torch_symbols import is_number
+from torchbay._trace import RESERVED, Input, Trace
 
-__all__ = ["DynamoTrace", "Output", "trace_dynamo_graph"]
+__all__ = ["DynamoTrace", "trace_dynamo_graph"]
 
 _STATE = ("._parameters[", "._buffers[")
 
 
 @attrs.frozen(eq=False)
-class Output:
-    """What one output of Dynamo's graph is: an input, a result of the trace, or a size."""
-
-    kind: str
-    value: Any
-
-
-@attrs.frozen(eq=False)
 class DynamoTrace:
-    """A trace of Dynamo's graph, and how its flat inputs and outputs lie in the graph's own.
+    """A trace of Dynamo's graph.
 
     Attributes:
-        trace: What the later stages take.
+        trace: What the later stages take; its result is what Dynamo's graph returns.
         positions: Which of the graph's inputs each input of the trace is.
-        outputs: What the graph's outputs are, in order.
     """
 
     trace: Trace
     positions: tuple[int, ...]
-    outputs: tuple[Output, ...]
 
 
 def trace_dynamo_graph(graph: GraphModule) -> DynamoTrace:
@@ -63,93 +53,87 @@ def trace_dynamo_graph(graph: GraphModule) -> DynamoTrace:
     positions = _order(nodes)
     mode = _fake_mode(graph)
     with hidden_from_dynamo(mode):
-        fakes = tuple(detached(mode, example_of(nodes[position])) for position in positions)
-        flat = _Flat(graph, nodes, positions, fakes)
+        fakes = tuple(_own(mode, example_of(nodes[position])) for position in positions)
+        flat = _Flat(graph, positions, fakes)
         before = list(map(_form, fakes))
         traced = _traced(flat, fakes, mode)
     if list(map(_form, fakes)) != before:
         raise CannotServe("it changes the form or the memory of an input")
-    inputs = tuple(
-        _input(nodes[position], fake) for position, fake in zip(positions, fakes, strict=True)
-    )
+    found = [nodes[position] for position in positions]
+    items = [Item(source_of(n), n.name, fake) for n, fake in zip(found, fakes, strict=True)]
+    tensors = [item for item in items if not is_number(item.value)]
     trace = Trace(
-        traced,
-        inputs,
-        fakes,
-        "out",
-        len(flat.results),
-        (),
-        (),
-        _is_inference(graph, flat, fakes),
-        mode,
-        Names(),
+        graph=traced,
+        inputs=tuple(Input(item.value, (item,), _is_state(item.path)) for item in tensors),
+        numbers=tuple(items[len(tensors) :]),
+        fakes=fakes,
+        result=flat.result,
+        result_count=len(flat.results),
+        gates=(),
+        is_inference=_is_inference(graph, flat, tensors),
+        mode=mode,
+        names=Names(*RESERVED),
     )
-    return DynamoTrace(trace, positions, flat.outputs)
+    return DynamoTrace(trace, positions)
 
 
 def _order(nodes: Sequence[Node]) -> tuple[int, ...]:
-    """Return the positions of the tensors among the inputs, state first."""
-    tensors = [i for i, node in enumerate(nodes) if isinstance(example_of(node), torch.Tensor)]
-    return tuple(sorted(tensors, key=lambda position: not _is_state(nodes[position])))
+    """Return the positions of the inputs in the order of a trace: state, tensors, numbers."""
+
+    def rank(position: int) -> int:
+        node = nodes[position]
+        return 2 if is_number(example_of(node)) else int(not _is_state(source_of(node)))
+
+    return tuple(sorted(range(len(nodes)), key=rank))
 
 
-def _is_state(node: Node) -> bool:
-    source = source_of(node)
-    return source.startswith("G[") or any(mark in source for mark in _STATE)
+def _is_state(path: str) -> bool:
+    return path.startswith("G[") or any(mark in path for mark in _STATE)
 
 
-def _input(node: Node, fake: torch.Tensor) -> Input:
-    path = source_of(node)
-    return Input(fake, (Item(path, path, fake),), _is_state(node))
+def _own(mode: Any, example: Any) -> Any:
+    """Return what stands for an input of Dynamo's, so that Dynamo's own fake is not changed."""
+    return example if is_number(example) else detached(mode, example)
 
 
 class _Flat:
-    """Dynamo's graph as a function of the flat inputs of a trace."""
+    """Dynamo's graph as a function of the flat inputs of a trace.
 
-    def __init__(
-        self,
-        graph: GraphModule,
-        nodes: Sequence[Node],
-        positions: Sequence[int],
-        fakes: Sequence[torch.Tensor],
-    ) -> None:
-        self.results: list[torch.Tensor] = []
-        self.outputs: tuple[Output, ...] = ()
+    Attributes:
+        values: What the graph returned.
+        results: The tensors and numbers among them that are no inputs.
+        result: An expression over ``out`` and ``inputs`` that makes what the graph returns.
+    """
+
+    def __init__(self, graph: GraphModule, positions: Sequence[int], fakes: Sequence[Any]) -> None:
+        self.values: Sequence[Any] = ()
+        self.results: list[Any] = []
+        self.result = ""
         self._interpreter = Interpreter(graph)
-        known = {symbol_of(s) for f in fakes for s in f.shape if isinstance(s, torch.SymInt)}
-        self._given = [_settled(example_of(node), known) for node in nodes]
         self._positions = positions
         self._inputs = {id(fake): position for position, fake in enumerate(fakes)}
 
-    def __call__(self, *tensors: torch.Tensor) -> list[torch.Tensor]:
-        given = list(self._given)
-        for position, tensor in zip(self._positions, tensors, strict=True):
-            given[position] = tensor
-        values = self._interpreter.run(*given)
+    def __call__(self, *given: Any) -> list[Any]:
+        by_position = dict(zip(self._positions, given, strict=True))
+        self.values = self._interpreter.run(*(by_position[i] for i in range(len(given))))
         self.results = []
-        self.outputs = tuple(self._output(value) for value in values)
+        self.result = f"({''.join(self._source(value) + ', ' for value in self.values)})"
         return self.results
 
-    def _output(self, value: Any) -> Output:
-        if isinstance(value, (int, torch.SymInt)):
-            return Output("size", value)
-        if not isinstance(value, torch.Tensor):
+    def _source(self, value: Any) -> str:
+        if isinstance(value, int):
+            return repr(value)
+        if not (isinstance(value, torch.Tensor) or is_number(value)):
             raise CannotServe(f"it returns a {type(value).__qualname__}")
         if (position := self._inputs.get(id(value))) is not None:
-            return Output("input", position)
+            return f"inputs[{position}]"
         found = [i for i, other in enumerate(self.results) if other is value]
         if not found:
             self.results.append(value)
-        return Output("result", found[0] if found else len(self.results) - 1)
+        return f"out[{found[0] if found else len(self.results) - 1}]"
 
 
-def _settled(value: Any, known: set[Any]) -> Any:
-    """Return a symbolic number that is no tensor's size as the number: Dynamo guards it then."""
-    is_free = isinstance(value, torch.SymInt) and symbol_of(value) not in known
-    return int(value) if is_free else value
-
-
-def _traced(flat: _Flat, fakes: Sequence[torch.Tensor], mode: Any) -> GraphModule:
+def _traced(flat: _Flat, fakes: Sequence[Any], mode: Any) -> GraphModule:
     try:
         with mode, mode.shape_env.ignore_fresh_unbacked_symbols():
             return trace_to_graph(flat, fakes)
@@ -179,8 +163,10 @@ def _fake_mode(graph: GraphModule) -> Any:
     return mode
 
 
-def _form(tensor: torch.Tensor) -> tuple[Any, ...]:
-    return tuple(tensor.shape), tensor.stride(), storage_id(tensor), tensor.dtype
+def _form(fake: Any) -> Any:
+    if is_number(fake):
+        return None
+    return tuple(fake.shape), fake.stride(), storage_id(fake), fake.dtype
 
 
 def _refuse_unusable(graph: GraphModule, nodes: Sequence[Node]) -> None:
@@ -210,7 +196,7 @@ def _refuse_input(path: str, value: Any) -> None:
         raise CannotServe(f"{path} is sparse, nested or quantized")
 
 
-def _is_inference(graph: GraphModule, flat: _Flat, fakes: Sequence[torch.Tensor]) -> bool:
+def _is_inference(graph: GraphModule, flat: _Flat, inputs: Sequence[Item]) -> bool:
     """Whether the results are made in an inference mode that the graph enters itself.
 
     Raises:
@@ -218,11 +204,11 @@ def _is_inference(graph: GraphModule, flat: _Flat, fakes: Sequence[torch.Tensor]
     """
     inside = inference_nodes(graph)
     # A view of an input is like the input, wherever it was made.
-    known = {storage_id(fake) for fake in fakes}
+    known = {storage_id(item.value) for item in inputs}
     kinds = {
         node in inside
-        for node, output in zip(_result_nodes(graph), flat.outputs, strict=True)
-        if output.kind == "result" and storage_id(flat.results[output.value]) not in known
+        for node, value in zip(_result_nodes(graph), flat.values, strict=True)
+        if isinstance(value, torch.Tensor) and storage_id(value) not in known
     }
     if len(kinds) > 1:
         raise CannotServe("its result holds tensors made in inference mode and others")
