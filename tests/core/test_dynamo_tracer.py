@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import pickle
+import random
 import threading
 
 import numpy as np
@@ -171,6 +172,51 @@ def test_leaves_whole_numbers_open_that_are_no_size(recording):
     assert served(compiled) == {"graph": 5, "eager": 0}
 
 
+def times_sum(x, index):
+    total = x.sum().item()
+    return x * total, total + 1
+
+
+def plus_index(x, index):
+    return x + index.item(), index.item() * 2
+
+
+def positive(x, index):
+    return x[x > 0].sum(), x.nonzero()
+
+
+@pytest.mark.parametrize("function", [times_sum, plus_index, positive])
+def test_keeps_what_data_decides_in_a_graph_where_dynamo_does(recording, function):
+    compiled = dynamo(function, recording, dynamic=True)
+    config = {"capture_scalar_outputs": True, "capture_dynamic_output_shape_ops": True}
+    with torch._dynamo.config.patch(config):
+        for size in (2, 3, 5):
+            x, index = torch.randn(size), torch.tensor(size)
+            for ours, theirs in zip(compiled(x, index), function(x, index), strict=True):
+                assert torch.equal(torch.as_tensor(ours), torch.as_tensor(theirs))
+                assert type(ours) is type(theirs)
+    assert len(recording.requests) == 1
+    assert served(compiled) == {"graph": 3, "eager": 0}
+
+
+def test_is_eager_where_data_decides_the_size_of_a_view(recording):
+    def head(x, index):
+        doubled, length = x * 2, index.item()
+        torch._check(length >= 0)
+        torch._check(length < 9)
+        return doubled[:length], doubled
+
+    compiled = dynamo(head, recording)
+    with (
+        torch._dynamo.config.patch(capture_scalar_outputs=True),
+        pytest.warns(errors.TorchbayWarning, match="a view of size"),
+    ):
+        part, whole = compiled(torch.ones(9), torch.tensor(4))
+    assert part.shape == (4,)
+    part.zero_()
+    assert torch.equal(whole[:4], torch.zeros(4))
+
+
 def test_guards_floats_by_value(recording):
     compiled = dynamo(scaled, recording)
     for factor in (0.5, 1.5, 2.5, 0.5):
@@ -292,16 +338,79 @@ def test_draws_the_numbers_eager_draws(recording):
         assert torch.equal(left, torch.get_rng_state())
 
 
+def stream(function, calls=4):
+    np.random.seed(0)  # noqa: NPY002
+    return [function(torch.ones(2)) for _ in range(calls)]
+
+
 @pytest.mark.filterwarnings("ignore::torchbay.errors.TorchbayWarning")
-def test_draws_from_numpys_own_stream(recording):
-    def noisy(x):
-        return x * torch.from_numpy(np.random.rand(2))  # noqa: NPY002
-
-    def stream(function):
-        np.random.seed(0)  # noqa: NPY002
-        return [function(torch.ones(2)) for _ in range(4)]
-
+@pytest.mark.filterwarnings("ignore:To copy construct:UserWarning")
+@pytest.mark.parametrize(
+    "noisy",
+    [
+        lambda x: x * torch.from_numpy(np.random.rand(2)),  # noqa: NPY002
+        lambda x: x * torch.tensor(np.random.rand(2)),  # noqa: NPY002
+        lambda x: x * np.random.rand(),  # noqa: NPY002
+        lambda x: x[torch.from_numpy(np.random.permutation(2))],  # noqa: NPY002
+        lambda x: x + 1 if np.random.rand() > 0.5 else x,  # noqa: NPY002
+    ],
+)
+def test_draws_from_numpys_own_stream(recording, noisy):
     assert all(map(torch.equal, stream(dynamo(noisy, recording)), stream(noisy)))
+
+
+def test_refuses_by_name_what_tracing_warns_of_where_warnings_are_errors(recording):
+    def noisy(x):
+        return x * torch.tensor(np.random.rand(2))  # noqa: NPY002
+
+    compiled = dynamo(noisy, recording)
+    with pytest.raises(errors.NotServed, match="UserWarning.*Let warnings pass") as caught:
+        compiled(torch.ones(2))
+    assert f"{__file__}:{noisy.__code__.co_firstlineno + 1}" in str(caught.value)
+
+
+def times_own():
+    own = random.Random(3)
+    return lambda x, own=own: x * own.random()
+
+
+def own_before_a_break():
+    own = random.Random(3)
+
+    def draw(x):
+        factor = own.uniform(1, 2)
+        print("between")
+        return x * factor
+
+    return draw
+
+
+class Drawing(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.own = random.Random(3)
+
+    def forward(self, x):
+        return (x + 1) * self.own.randint(0, 9)
+
+
+@pytest.mark.filterwarnings("ignore::torchbay.errors.TorchbayWarning")
+@pytest.mark.parametrize("make", [times_own, own_before_a_break, Drawing])
+def test_draws_from_random_objects_of_the_programs_own(recording, make):
+    compiled = dynamo(make(), recording)
+    assert all(map(torch.equal, stream(compiled, 12), stream(make(), 12)))
+
+
+def test_refuses_random_objects_where_the_whole_call_must_be_a_graph(recording):
+    with pytest.raises(errors.NotServed, match="`random` of class `Random`") as caught:
+        dynamo(times_own(), recording, fullgraph=True)(torch.ones(2))
+    assert torch.equal(caught.value.result, times_own()(torch.ones(2)))
+
+
+def test_leaves_random_objects_under_torch_compile_alone(recording):
+    dynamo(sine, recording)(torch.ones(2))
+    compiled = torch.compile(times_own(), backend="eager", fullgraph=True)
+    assert torch.equal(compiled(torch.ones(2)), times_own()(torch.ones(2)))
 
 
 # Gradients

@@ -29,6 +29,7 @@ __all__ = [
     "hidden_from_dynamo",
     "higher_order_name",
     "inference_nodes",
+    "is_due_to_warning",
     "optimized",
     "source_of",
     "user_error_line",
@@ -163,6 +164,13 @@ def has_begun(error: BaseException) -> bool:
     frame = traceback.tb_next
     compilers = ("_dynamo/convert_frame.py", "_dynamo/output_graph.py")
     return frame is not None and not frame.tb_frame.f_code.co_filename.endswith(compilers)
+
+
+def is_due_to_warning(error: BaseException | None) -> bool:
+    """Whether a warning led to an error: where warnings are errors, those of tracing are too."""
+    while error is not None and not isinstance(error, Warning):
+        error = error.__cause__ or error.__context__
+    return error is not None
 
 
 def user_error_line(error: BaseException) -> str:

@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
+import attrs
+
 from torchbay._call import Call
 from torchbay._dynamo._frames import FramePart, GraphServer, Refused, has_symbolic_sizes
 from torchbay._dynamo._warmup import rehearse_compiled
@@ -19,6 +21,7 @@ from torchbay._dynamo_compat import (
     dynamo_limits,
     forget_code,
     has_begun,
+    is_due_to_warning,
     optimized,
     user_error_line,
 )
@@ -85,7 +88,10 @@ class DynamoDispatcher:
                 result = compiled(*args, **kwargs)
         except Exception as error:
             problem = self._problem(error)
-            if problem is None or self._is_too_late(error, problem):
+            if problem is None:
+                raise
+            if self._is_too_late(error, problem):
+                self._refuse_warning(error, problem)
                 raise
             return self._instead(error, problem, args, kwargs)
         self._count(before)
@@ -205,6 +211,16 @@ class DynamoDispatcher:
         """Whether part of the call has run, so that it cannot be served once more."""
         is_final = isinstance(problem, TorchbayError) or self.settings.fullgraph
         return not is_final and has_begun(error)
+
+    def _refuse_warning(self, error: Exception, problem: Reason | TorchbayError) -> None:
+        """Refuse a call in the middle of which tracing gave a warning that is an error here.
+
+        Raises:
+            NotServed: That is what happened.
+        """
+        if isinstance(problem, Reason) and is_due_to_warning(error):
+            remedy = "Let warnings pass that only tracing gives, or leave out tracer='dynamo'"
+            raise self._not_served(attrs.evolve(problem, remedy=remedy), None) from error
 
     def _limit_error(self) -> RecompileLimit:
         last = "; ".join(dict.fromkeys(self._failures))
