@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import attrs
@@ -21,7 +21,7 @@ from torchbay._dynamo_compat import (
 from torchbay._reason import CannotServe
 from torchbay._source import Names
 from torchbay._torch_compat import is_fake, storage_id, trace_to_graph
-from torchbay._torch_symbols import is_number
+from torchbay._torch_symbols import assumptions_of, is_number
 from torchbay._trace import RESERVED, Input, Trace
 
 __all__ = ["DynamoTrace", "trace_dynamo_graph"]
@@ -73,8 +73,21 @@ def trace_dynamo_graph(graph: GraphModule) -> DynamoTrace:
         is_inference=_is_inference(graph, flat, tensors),
         mode=mode,
         names=Names(*RESERVED),
+        check=_nothing_new(mode),
     )
     return DynamoTrace(trace, positions)
+
+
+def _nothing_new(mode: Any) -> Callable[[Any], None]:
+    """Return what refuses assumptions about numbers which Dynamo's graph does not assert."""
+    asserted = frozenset(map(str, assumptions_of(mode)))
+
+    def check(mode: Any) -> None:
+        for assumption in assumptions_of(mode):
+            if str(assumption) not in asserted:
+                raise CannotServe(f"that {assumption} cannot be checked")
+
+    return check
 
 
 def _order(nodes: Sequence[Node]) -> tuple[int, ...]:
