@@ -68,6 +68,7 @@ def trace_dynamo_graph(graph: GraphModule) -> DynamoTrace:
         numbers=tuple(items[len(tensors) :]),
         fakes=fakes,
         result=flat.result,
+        effects=(),
         result_count=len(flat.results),
         gates=(),
         is_inference=_is_inference(graph, flat, tensors),

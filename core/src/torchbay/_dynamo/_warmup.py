@@ -7,7 +7,13 @@ from types import CodeType
 from typing import Any
 
 from torchbay._call import Call
-from torchbay._observe import Reach, Snapshot, python_randomness_kept, unmoved_generators
+from torchbay._observe import (
+    Reach,
+    Snapshot,
+    argument_holders,
+    python_randomness_kept,
+    unmoved_generators,
+)
 from torchbay._observe._rehearsal import WriteUndo
 
 __all__ = ["rehearse_compiled"]
@@ -18,7 +24,9 @@ def rehearse_compiled(call: Call, run_compiled: Callable[[], object]) -> None:
 
     The first run finds out what is written: while that is watched, Dynamo compiles nothing.
     """
-    snapshot, undo = Snapshot(Reach.of(call, _codes(call.function))), WriteUndo()
+    reach = Reach.of(call, _codes(call.function))
+    snapshot = Snapshot([*reach.holders.values(), *argument_holders(call)])
+    undo = WriteUndo()
     try:
         with unmoved_generators(), python_randomness_kept(), undo:
             call.function(*call.args, **call.kwargs)
