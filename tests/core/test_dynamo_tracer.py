@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import json
 import pickle
 import random
 import threading
@@ -199,7 +200,7 @@ def test_keeps_what_data_decides_in_a_graph_where_dynamo_does(recording, functio
     assert served(compiled) == {"graph": 3, "eager": 0}
 
 
-def test_is_eager_where_data_decides_the_size_of_a_view(recording):
+def test_makes_views_anew_whose_size_is_read_from_data(recording):
     def head(x, index):
         doubled, length = x * 2, index.item()
         torch._check(length >= 0)
@@ -207,14 +208,30 @@ def test_is_eager_where_data_decides_the_size_of_a_view(recording):
         return doubled[:length], doubled
 
     compiled = dynamo(head, recording)
+    with torch._dynamo.config.patch(capture_scalar_outputs=True):
+        for length in (4, 0, 8):
+            part, whole = compiled(torch.ones(9), torch.tensor(length))
+            part.zero_()
+            assert part.shape == (length,)
+            assert whole.tolist() == [0] * length + [2] * (9 - length)
+        with pytest.raises(RuntimeError):
+            compiled(torch.ones(9), torch.tensor(9))
+    assert served(compiled) == {"graph": 3, "eager": 0}
+
+
+def test_is_eager_where_the_size_of_a_view_is_not_read_from_data(recording):
+    def head(x, index):
+        doubled = x * 2
+        return doubled[: index.item()], doubled
+
+    compiled = dynamo(head, recording)
     with (
         torch._dynamo.config.patch(capture_scalar_outputs=True),
         pytest.warns(errors.TorchbayWarning, match="a view of size"),
     ):
-        part, whole = compiled(torch.ones(9), torch.tensor(4))
-    assert part.shape == (4,)
+        part, whole = compiled(torch.ones(9), torch.tensor(-5))
     part.zero_()
-    assert torch.equal(whole[:4], torch.zeros(4))
+    assert whole.tolist() == [0] * 4 + [2] * 5
 
 
 def test_guards_floats_by_value(recording):
@@ -892,6 +909,38 @@ def test_explains_graphs_and_guards(recording):
     assert f"scaled at {__file__}" in report.where
     assert report.calls == 1
     assert report.compile_seconds > 0
+
+
+def test_explains_each_graph_as_a_tree_of_one_leaf(recording):
+    compiled = dynamo(broken, recording)
+    for _ in range(2):
+        compiled(torch.ones(2))
+    explanation = torchbay.explain(compiled)
+    assert [tree.numbers for tree in explanation.trees] == [(0,), (1,)]
+    assert [tree.calls for tree in explanation.trees] == [2, 2]
+    assert [tree.root for tree in explanation.trees] == list(explanation.specializations)
+    assert str(explanation.trees[1]).startswith("specialization 1, served 2 calls, ")
+
+
+def test_holds_what_dynamo_tells_of_its_guards_as_data(recording):
+    compiled = dynamo(scaled, recording)
+    compiled(torch.ones(2), 3)
+    compiled(torch.ones(2), 4)
+    second, first = torchbay.explain(compiled).specializations
+    assert [guard.source for guard in first.guard_list] == first.guards.splitlines()
+    assert {guard.kind for guard in first.guard_list} == {"dynamo"}
+    assert "L['k'] == 3: true here, not guarded there" in first.guard_differences(second)
+    dumped = first.as_dict()
+    assert json.loads(json.dumps(dumped)) == dumped
+    assert dumped["where"] == first.where
+
+
+def test_leaves_it_to_dynamo_which_calls_pass(recording):
+    compiled = dynamo(scaled, recording)
+    compiled(torch.ones(2), 3)
+    [report] = torchbay.explain(compiled).specializations
+    [reason] = report.mismatches(torch.ones(2), 3)
+    assert "Dynamo owns the guards" in reason
 
 
 def test_forgets_what_it_compiled(recording):

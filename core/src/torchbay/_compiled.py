@@ -18,7 +18,14 @@ from torchbay._dynamo import DynamoDispatcher
 from torchbay._settings import Settings
 from torchbay.errors import InvalidArgument
 
-__all__ = ["AnyDispatcher", "CompiledFunction", "CompiledModule", "compile", "dispatcher_of"]
+__all__ = [
+    "AnyDispatcher",
+    "CompiledFunction",
+    "CompiledModule",
+    "compile",
+    "dispatcher_of",
+    "leading_arguments",
+]
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -351,3 +358,14 @@ def dispatcher_of(compiled: Any) -> AnyDispatcher:
     raise InvalidArgument(
         f"{compiled!r} is not compiled", remedy="Pass what torchbay.compile returned"
     )
+
+
+def leading_arguments(compiled: Any) -> Callable[[], tuple[Any, ...]]:
+    """Return what returns the arguments before those of a call: for a method, its instance."""
+    if not isinstance(compiled, _BoundFunction):
+        return tuple
+    try:
+        instance = weakref.ref(compiled.__self__)
+    except TypeError:
+        return tuple
+    return lambda: (instance(),)

@@ -2,57 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import attrs
 
 from torchbay._compile import Dispatcher
-from torchbay._compiled import dispatcher_of
+from torchbay._compiled import dispatcher_of, leading_arguments
+from torchbay._counted import counted
 from torchbay._dynamo import DynamoDispatcher, FramePart
+from torchbay._guard_report import GuardReport
 from torchbay._specialization import EagerRoute, Specialization
+from torchbay._specialization_report import (
+    GuardsReport,
+    SpecializationReport,
+    leaf_report,
+    specialization_report,
+)
 from torchbay._tree import Leaf
+from torchbay._tree_report import ForkReport, TreeReport, tree_report
 
-__all__ = ["EagerReport", "Explanation", "SpecializationReport", "explain"]
-
-
-@attrs.frozen
-class SpecializationReport:
-    """One specialization.
-
-    Attributes:
-        backend: The backend that compiled it; several, for a graph that was cut up.
-        parts: For a graph that was cut up, each part's backend and operators, in order.
-        graph: The graph it compiled, as Python source; empty when nothing is computed.
-        guards: The function that decides whether a call is served here, as Python source.
-        run: What runs when it is: gates, graph, epilogue and result, as Python source.
-        gates: The data-dependent reads that must come out as they did.
-        calls: How many calls it served.
-        compile_seconds: From the end of the observed call to the executable.
-        where: Which part of the program it is, where that is not the whole call: the code that
-            Dynamo compiled, and why the graph ends before that code does.
-    """
-
-    backend: str
-    parts: tuple[tuple[str, tuple[str, ...]], ...]
-    graph: str
-    guards: str
-    run: str
-    gates: tuple[str, ...]
-    calls: int
-    compile_seconds: float
-    where: str = ""
-
-    def __str__(self) -> str:
-        gates = f"\n  of {self.where}" if self.where else ""
-        gates += "".join(f"\n  branch on data: {gate}" for gate in self.gates)
-        if len(self.parts) > 1:
-            gates += "".join(f"\n  part for {name}: {', '.join(ops)}" for name, ops in self.parts)
-        served = _counted(self.calls, "call")
-        head = f"compiled by {self.backend} in {self.compile_seconds:.2f} s, served {served}"
-        return (
-            f"{head}{gates}\n\n{self.guards}\n{self.run}\n{self.graph or '(nothing is computed)'}"
-        )
+__all__ = ["EagerReport", "Explanation", "explain"]
 
 
 @attrs.frozen
@@ -64,7 +34,7 @@ class EagerReport:
     calls: int
 
     def __str__(self) -> str:
-        return f"served {_counted(self.calls, 'call')} eagerly: {self.reason}"
+        return f"served {counted(self.calls, 'call')} eagerly: {self.reason}"
 
 
 @attrs.frozen
@@ -73,7 +43,9 @@ class Explanation:
 
     Attributes:
         name: What messages call the compiled object.
-        specializations: Those compiled, the one used last first. Eager fallbacks are not among them.
+        trees: The sets of guards, the one used last first, each with the specializations that
+            branches on data lead to. Each of Dynamo's graphs is a tree of one specialization, the
+            one compiled last first.
         eager: The kinds of calls that run eagerly.
         recompiles: For every specialization after the first, what the call that needed it differed
             in from the one used last: path, value compiled for, value seen.
@@ -84,11 +56,16 @@ class Explanation:
     """
 
     name: str
-    specializations: tuple[SpecializationReport, ...]
+    trees: tuple[TreeReport, ...]
     eager: tuple[EagerReport, ...]
     recompiles: tuple[tuple[str, ...], ...]
     calls: Mapping[str, int]
     note: str = ""
+
+    @property
+    def specializations(self) -> tuple[SpecializationReport, ...]:
+        """Those compiled, tree by tree. Eager fallbacks are not among them."""
+        return tuple(leaf for tree in self.trees for leaf in tree.leaves)
 
     @property
     def graphs(self) -> tuple[str, ...]:
@@ -102,17 +79,14 @@ class Explanation:
 
     def __str__(self) -> str:
         served = ", ".join(f"{count} {way}" for way, count in self.calls.items())
-        made = _counted(len(self.specializations), "specialization")
+        made = counted(len(self.specializations), "specialization")
         parts = [f"{self.name}: {made}; calls: {served}"]
         parts += [self.note] if self.note else []
+        parts += [str(tree) for tree in self.trees if isinstance(tree.root, ForkReport)]
         parts += [f"specialization {i}: {s}" for i, s in enumerate(self.specializations)]
         parts += map(str, self.eager)
         parts += [f"recompile {i}: {'; '.join(why)}" for i, why in enumerate(self.recompiles)]
         return "\n\n".join(parts)
-
-
-def _counted(count: int, thing: str) -> str:
-    return f"{count} {thing}" if count == 1 else f"{count} {thing}s"
 
 
 def explain(compiled: Any) -> Explanation:
@@ -132,11 +106,21 @@ def explain(compiled: Any) -> Explanation:
     routes = [entry for entry in entries if isinstance(entry, EagerRoute)]
     return Explanation(
         dispatcher.name,
-        tuple(report for entry in graphs for report in _reports(entry)),
+        tuple(_trees(graphs, leading_arguments(compiled))),
         tuple(EagerReport(str(e.reason), e.guards.source, e.calls) for e in routes),
         tuple(dispatcher.recompiles),
         _calls(dispatcher, graphs, routes),
     )
+
+
+def _trees(
+    entries: list[Specialization], leading: Callable[[], tuple[Any, ...]]
+) -> Iterator[TreeReport]:
+    first = 0
+    for entry in entries:
+        leaves = {leaf: specialization_report(entry, leaf, leading) for leaf in [*entry.leaves]}
+        yield tree_report(entry.root, leaves, entry.guards.source, first, entry.calls)
+        first += len(leaves)
 
 
 def _calls(
@@ -146,43 +130,31 @@ def _calls(
     return {"graph": sum(entry.calls for entry in graphs), "eager": eager}
 
 
-def _specialization_report(
-    leaf: Leaf, guards: str, calls: int, where: str = ""
-) -> SpecializationReport:
-    sources = [*(fork.source for fork in leaf.forks), leaf.source]
-    return SpecializationReport(
-        ", ".join(dict.fromkeys(name for name, _ in leaf.parts)),
-        leaf.parts,
-        "\n".join(graph.print_readable(print_output=False) for graph in leaf.graphs),
-        guards,
-        "\n".join(sources),
-        leaf.gates,
-        calls,
-        leaf.compile_seconds,
-        where,
-    )
-
-
-def _reports(entry: Specialization) -> Iterator[SpecializationReport]:
-    for leaf in entry.leaves:
-        calls = leaf.calls if leaf.forks else entry.calls
-        yield _specialization_report(leaf, entry.guards.source, calls)
+_DYNAMO_OWNS = "Dynamo owns the guards and the dispatch"
 
 
 def _explain_dynamo(dispatcher: DynamoDispatcher) -> Explanation:
     parts = dispatcher.parts[::-1]
+    served = [(part, part.leaf) for part in parts if part.leaf is not None]
     eager = [part for part in parts if part.reason is not None]
     return Explanation(
         dispatcher.name,
-        tuple(_part_report(part, part.leaf) for part in parts if part.leaf is not None),
+        tuple(_part_tree(part, leaf, number) for number, (part, leaf) in enumerate(served)),
         tuple(EagerReport(f"{p.where}: {p.reason}", p.guards, p.eager_runs) for p in eager),
         tuple(dispatcher.recompiles),
         dict(dispatcher.calls),
-        "Dynamo owns the guards and the dispatch: torchbay compiled the graphs that it captured",
+        f"{_DYNAMO_OWNS}: torchbay compiled the graphs that it captured",
     )
 
 
-def _part_report(part: FramePart, leaf: Leaf) -> SpecializationReport:
+def _part_tree(part: FramePart, leaf: Leaf, number: int) -> TreeReport:
     end = f", up to a graph break: {part.broken}" if part.broken else ""
     calls = part.calls - part.eager_runs
-    return _specialization_report(leaf, part.guards, calls, f"{part.where}{end}")
+    lines = part.guards.splitlines()
+    guards = GuardsReport(
+        part.guards,
+        tuple(GuardReport("dynamo", line, "true", line) for line in lines),
+        lambda args, kwargs: [f"{_DYNAMO_OWNS}: only a call tells"],  # noqa: ARG005
+    )
+    report = leaf_report(leaf, guards, calls, f"{part.where}{end}")
+    return tree_report(leaf, {leaf: report}, part.guards, number, calls)

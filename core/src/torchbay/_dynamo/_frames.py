@@ -21,6 +21,7 @@ from torchbay._dynamo_compat import (
 )
 from torchbay._guards import GuardFunction
 from torchbay._lower import Lowered
+from torchbay._misses import take_miss
 from torchbay._options import read as read_options
 from torchbay._reason import CannotServe, Reason
 from torchbay._registry import choose
@@ -215,7 +216,7 @@ def _may_record(graph: GraphModule) -> bool:
 
 def _unguarded() -> GuardFunction:
     """Return the guards of a graph that Dynamo guards."""
-    return GuardFunction((), "", lambda args, kwargs: None, {})  # noqa: ARG005
+    return GuardFunction((), "", lambda args, kwargs: None, {}, ())  # noqa: ARG005
 
 
 @attrs.frozen(eq=False)
@@ -243,14 +244,8 @@ class _Served:
             raise CannotServe("an input that it changes shares memory with another")
         result: Any = self.leaf.run(inputs, (), {})
         if result is MISS:
-            raise CannotServe(
-                f"{self.leaf.parts[0][0]} refuses the inputs: {self._refusal(inputs)}"
-            )
+            raise CannotServe(take_miss(self.leaf.nodes()) or "its executable refuses the inputs")
         return result  # type: ignore[no-any-return]
-
-    def _refusal(self, inputs: Sequence[Any]) -> Any:
-        built: Any = self.leaf.built
-        return built.refuses([inputs[place.index] for place in built.part.takes])
 
 
 def _shares_memory(inputs: Sequence[Any], changed: Sequence[int]) -> bool:

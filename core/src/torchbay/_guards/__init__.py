@@ -13,6 +13,7 @@ from torchbay._guards._kinds import (
     ContainerGuard,
     DistinctGuard,
     EnvironmentGuard,
+    FastPathGuard,
     Guard,
     IdentityGuard,
     KeysGuard,
@@ -28,6 +29,7 @@ from torchbay._guards._kinds import (
     TensorGuard,
     ValueGuard,
     float_tensor,
+    kind_of,
     tensor_facts,
 )
 from torchbay._observe import Holder, Observation, Reading, argument_holders
@@ -44,6 +46,7 @@ __all__ = [
     "compile_source",
     "guards_of_call",
     "guards_of_graph",
+    "kind_of",
 ]
 
 
@@ -59,6 +62,7 @@ def guards_of_graph(
             *_shared(call, observation.watched, access),
             *_distinct(call, observation, access),
             *(EnvironmentGuard(name, value) for name, value in observation.environment.items()),
+            *([FastPathGuard()] if observation.reads_fast_path else []),
         ]
         return _emitted(call, access, read, trace.inputs, written, names, trace)
 

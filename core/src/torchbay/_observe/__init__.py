@@ -47,6 +47,7 @@ from torchbay._observe._snapshot import ABSENT, Change, Effect, Snapshot, is_sam
 from torchbay._observe._state import is_unwatchable
 from torchbay._reason import Reason
 from torchbay._torch_compat import compiler_flag, operators_called_directly
+from torchbay._torch_encoder import padded_encoders
 
 __all__ = [
     "ABSENT",
@@ -98,6 +99,7 @@ class Observation:
         obstacles: Why the call can never be in a graph, if it cannot.
         codes: A user's code that ran, with its globals.
         environment: The environment variables that were read, with their values.
+        reads_fast_path: Whether an encoder would drop padding only with its fast path enabled.
     """
 
     result: Any
@@ -111,6 +113,7 @@ class Observation:
     obstacles: tuple[Reason, ...]
     codes: Mapping[CodeType, dict[str, Any]]
     environment: Mapping[str, str | None]
+    reads_fast_path: bool
 
     @property
     def record(self) -> int:
@@ -151,7 +154,13 @@ def observe(call: Call, reach: Reach) -> Observation:
     recorder = OpRecorder()
     profile = ProfileRecorder(recorder)
     direct = DirectCalls(recorder, profile, reach)
-    with compiler_flag(), operators_called_directly(direct), recorder, profiled(profile):
+    with (
+        compiler_flag(),
+        operators_called_directly(direct),
+        padded_encoders(),
+        recorder,
+        profiled(profile),
+    ):
         result = call.function(*call.args, **call.kwargs)
     effects = before.effects()
     changes = [change for effect in effects for change in effect.changes]
@@ -175,6 +184,7 @@ def observe(call: Call, reach: Reach) -> Observation:
         tuple(obstacles),
         profile.user_codes,
         profile.environment,
+        profile.reads_fast_path,
     )
 
 

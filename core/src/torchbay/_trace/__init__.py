@@ -28,6 +28,7 @@ from torchbay._torch_compat import (
     storage_id,
     trace_to_graph,
 )
+from torchbay._torch_encoder import padded_encoders
 from torchbay._torch_symbols import (
     bind,
     fake_of,
@@ -200,7 +201,8 @@ def _traced(
 ) -> torch.fx.GraphModule:
     """Trace with Python state as it was, and put it back: no fake tensor stays in an object."""
     try:
-        with observation.undone(), compiler_flag(), python_randomness_kept(), mode:
+        undone, python = observation.undone(), python_randomness_kept()
+        with undone, compiler_flag(), padded_encoders(), python, mode:
             return trace_to_graph(flat, fakes)
     except CannotServe:
         raise
