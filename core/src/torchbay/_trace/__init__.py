@@ -67,7 +67,14 @@ RESERVED = (
     "match",
     "refuses",
     "run",
-    "MISS",
+    "refusal",
+    "outcome",
+    "left",
+    "mismatches",
+    "math",
+    "torch",
+    "plain_execution",
+    "inference_execution",
     *(f"step_{level}" for level in range(1, 66)),
 )
 """Names that the code which runs a graph has for its own."""
