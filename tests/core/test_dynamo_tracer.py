@@ -256,7 +256,7 @@ def test_writes_inputs_of_symbolic_sizes(recording):
 
 
 def test_refuses_dynamic_for_a_backend_without_symbolic_sizes(static):
-    with pytest.raises(errors.InvalidArgument, match="'recording' does not take symbolic sizes"):
+    with pytest.raises(errors.InvalidArgument, match="'recording' takes fixed sizes only"):
         dynamo(sine, static, dynamic=True)(torch.ones(2))
     assert static.requests == []
 

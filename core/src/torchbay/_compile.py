@@ -28,6 +28,7 @@ from torchbay._settings import Settings
 from torchbay._source import definition
 from torchbay._specialization import EagerRoute, Specialization
 from torchbay._specialize import Specializer, refuse_obstacles
+from torchbay._symbolic import Declarations
 from torchbay._torch_compat import import_tracer, is_inside_trace
 from torchbay._trace import subclass_among
 from torchbay._tree import MISS
@@ -113,6 +114,7 @@ class Dispatcher:
         if (limit := self._limit(group)) is not None:
             return self._past_limit(limit, args, kwargs, run)
         backend = choose(self.settings.backend)
+        self.settings.check_sizes(backend)
         options = read_options(backend, self.settings.mode, self.settings.options)
         try:
             call = Call.of(self.function, args, kwargs)
@@ -120,6 +122,7 @@ class Dispatcher:
             return self._undescribed(refusal.reason, args, kwargs, run)
         reach = Reach.of(call, self._codes)
         self._refuse_unusable(call, reach)
+        declared = self._specializer.declared(call, reach, backend)
         reasons = self._recompile_reasons(args, kwargs)
         problem = subclass_among(call, reach) or self._specializer.claim_problem(backend, call)
         if problem is not None:
@@ -133,7 +136,7 @@ class Dispatcher:
         self._codes |= observation.codes
         # Held until the entry stands, so that threads with the same call compile it once.
         with _compiling:
-            entry = self._entry_for(call, observation, backend, options, reasons)
+            entry = self._entry_for(call, observation, backend, options, reasons, declared)
             if entry is not None:
                 self._add(entry, call, reasons)
         if isinstance(entry, EagerRoute):
@@ -147,6 +150,7 @@ class Dispatcher:
         backend: Backend,
         options: Any,
         reasons: tuple[str, ...],
+        declared: Declarations,
     ) -> Entry | None:
         """Turn an observed call into what serves the next one.
 
@@ -162,7 +166,9 @@ class Dispatcher:
                 return None
             with observation.as_before():
                 group = self._group_of(call.args, call.kwargs)
-            made = self._specializer.specialize(call, observation, backend, options, group)
+            made = self._specializer.specialize(
+                call, observation, backend, options, group, declared
+            )
             if made is None:
                 self._note_recompile(call, reasons)
             return made  # noqa: TRY300 - what follows is about what cannot be served

@@ -159,11 +159,29 @@ def symbols_of(fakes: Mapping[str, Any]) -> dict[Any, str]:
     return found
 
 
-def fake_of(mode: Any, tensor: torch.Tensor, name: str, dims: frozenset[int]) -> torch.Tensor:
+def fake_of(
+    mode: Any,
+    tensor: torch.Tensor,
+    name: str,
+    dims: frozenset[int],
+    serving_all: frozenset[int] = frozenset(),
+) -> torch.Tensor:
     """Return the fake of a tensor, some of whose dimensions have symbolic sizes.
 
     Aliases stay aliases within one mode.
+
+    Args:
+        mode: The mode to make it in.
+        tensor: The tensor.
+        name: What guards call it.
+        dims: The dimensions whose sizes are symbols, those of 0 and 1 aside.
+        serving_all: Those of them whose sizes are symbols even then.
     """
+    from torch._dynamo.source import LocalSource, TensorProperty, TensorPropertySource
+
+    mode.shape_env.serving_all |= {
+        TensorPropertySource(LocalSource(name), TensorProperty.SIZE, dim) for dim in serving_all
+    }
     fake: torch.Tensor
     if dims and not (tensor.is_conj() or tensor.is_neg()):
         fake = _symbolic_fake(mode, tensor, name, dims)

@@ -32,7 +32,7 @@ from torchbay._registry import choose, notify
 from torchbay._settings import Settings
 from torchbay._source import definition
 from torchbay._torch_compat import global_module_hooks, is_inside_trace
-from torchbay.errors import InvalidArgument, NotServed, RecompileLimit, TorchbayError
+from torchbay.errors import NotServed, RecompileLimit, TorchbayError
 from torchbay.plugin import RecompileReport
 
 __all__ = [
@@ -144,14 +144,8 @@ class DynamoDispatcher:
 
     def _dynamic(self, backend: Any) -> bool | None:
         """Return what Dynamo may make symbolic: nothing, unless the backend takes it."""
-        if backend.capabilities.dynamic_shapes:
-            return self.settings.dynamic
-        if self.settings.dynamic:
-            raise InvalidArgument(
-                f"dynamic is True, and backend {backend.name!r} does not take symbolic sizes",
-                remedy="Leave dynamic out: each size gets a graph",
-            )
-        return False
+        self.settings.check_sizes(backend)
+        return self.settings.dynamic if backend.capabilities.dynamic_shapes else False
 
     def _limits(self) -> AbstractContextManager[None]:
         return dynamo_limits(

@@ -73,6 +73,7 @@ def trace_dynamo_graph(graph: GraphModule) -> DynamoTrace:
         gates=(),
         is_inference=_is_inference(graph, flat, tensors),
         mode=mode,
+        sizes={},
         names=Names(*RESERVED),
         check=_nothing_new(mode),
     )

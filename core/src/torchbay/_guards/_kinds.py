@@ -46,8 +46,8 @@ __all__ = [
 
 _MISSING = "missing"
 
-CANNOT_LOOK = (LookupError, AttributeError, TypeError, ValueError)
-"""What looking something up raises when the way to it is gone: keys, attributes, cells, objects."""
+CANNOT_LOOK = (LookupError, AttributeError, TypeError, ValueError, ArithmeticError)
+"""What a guard raises when the way to something is gone, or a relation has no meaning."""
 
 
 @attrs.frozen

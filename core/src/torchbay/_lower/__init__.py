@@ -246,9 +246,18 @@ def _swaps(copies: dict[Node, Node]) -> bool:
 
 
 def _copied_from(value: Any) -> Any:
-    while base_of(value) is not value or value.target is aten.clone.default:
-        value = value.args[0]
+    """Return the node whose elements a node holds, in whatever memory."""
+    while base_of(value) is not value or value.target in _COPYING:
+        value = value.args[_COPYING.get(value.target, 0)]
     return value
+
+
+_COPYING = {
+    aten.clone.default: 0,
+    aten._to_copy.default: 0,  # noqa: SLF001 - an operator's name
+    aten.copy.default: 1,
+}
+"""Operators that only copy, with the position of what they copy."""
 
 
 def _grouped(nodes: list[Node], gates: Sequence[TracedGate]) -> list[list[Node]]:

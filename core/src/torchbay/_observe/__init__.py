@@ -18,7 +18,7 @@ from torchbay._call import Call, Place
 from torchbay._observe._arguments import argument_holders, hidden_argument_changes
 from torchbay._observe._branches import BranchWatch
 from torchbay._observe._direct import DirectCalls
-from torchbay._observe._effects import EffectHistory
+from torchbay._observe._effects import EffectHistory, counts
 from torchbay._observe._inside import Inside
 from torchbay._observe._ops import (
     BATCH_NORMS,
@@ -43,7 +43,7 @@ from torchbay._observe._rehearsal import (
     restore_generators,
     unmoved_generators,
 )
-from torchbay._observe._snapshot import ABSENT, Change, Effect, Snapshot, is_same
+from torchbay._observe._snapshot import ABSENT, Change, Effect, Snapshot, is_same, put
 from torchbay._observe._state import is_unwatchable
 from torchbay._reason import Reason
 from torchbay._torch_compat import compiler_flag, operators_called_directly
@@ -74,6 +74,7 @@ __all__ = [
     "is_compared",
     "is_same",
     "observe",
+    "put",
     "python_randomness_kept",
     "record_of",
     "rehearse",
@@ -125,6 +126,17 @@ class Observation:
     def readings(self) -> Iterator[Reading]:
         """The Python values the code that ran could read."""
         return (reading for holder in self.watched for reading in holder.readings)
+
+    @property
+    def counted(self) -> list[Reading]:
+        """The numbers in containers that the call moves, as it found them."""
+        moved = {
+            (id(effect.holder.container), change.key)
+            for effect in self.effects
+            for change in effect.changes
+            if counts(change)
+        }
+        return [r for r in self.readings if (id(r.holder), r.key) in moved]
 
     @property
     def made(self) -> list[Any]:

@@ -6,6 +6,7 @@ them too, but with one active, PyTorch's own modules take other paths than witho
 
 from __future__ import annotations
 
+import gc
 import inspect
 import logging
 import os
@@ -109,10 +110,12 @@ class ProfileRecorder:
         self.environment: dict[str, str | None] = {}
         self.reads_fast_path = False
         self._operators = operators
+        self._collecting = {getattr(callback, "__code__", None) for callback in gc.callbacks}
+        self._collection: FrameType | None = None
 
     def __call__(self, frame: FrameType, event: str, function: Any) -> None:
-        if self._operators.inside.is_operator:
-            # What a Python kernel does is the operator's business.
+        # What a Python kernel does is the operator's business.
+        if self._operators.inside.is_operator or self._is_collecting(frame, event):
             return
         try:
             self._record(frame, event, function)
@@ -124,6 +127,16 @@ class ProfileRecorder:
             self._called_c(frame, function)
         elif event == "call":
             self._called(frame)
+
+    def _is_collecting(self, frame: FrameType, event: str) -> bool:
+        """Whether Python collects garbage, whose callbacks may run in the midst of anything."""
+        if self._collection is None:
+            is_start = event == "call" and frame.f_code in self._collecting
+            self._collection = frame if is_start else None
+            return is_start
+        if frame is self._collection and event == "return":
+            self._collection = None
+        return True
 
     def names(self) -> frozenset[str] | None:
         """Return every name the code that ran can use to read an attribute; None if any name.
