@@ -179,9 +179,9 @@ def fake_of(
     """
     from torch._dynamo.source import LocalSource, TensorProperty, TensorPropertySource
 
-    mode.shape_env.serving_all |= {
-        TensorPropertySource(LocalSource(name), TensorProperty.SIZE, dim) for dim in serving_all
-    }
+    for dim in serving_all:
+        source = TensorPropertySource(LocalSource(name), TensorProperty.SIZE, dim)
+        mode.shape_env.serving_all.add(source)
     fake: torch.Tensor
     if dims and not (tensor.is_conj() or tensor.is_neg()):
         fake = _symbolic_fake(mode, tensor, name, dims)
