@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -81,16 +82,16 @@ class Specializer:
             BackendFailed: The backend raised something of its own.
         """
         symbolic = self._symbolic(call, observation, backend, declared)
+        *attempts, last = _attempts(symbolic, observation)
+        for attempt in attempts:
+            with contextlib.suppress(CannotServe):
+                return self._specialized(call, observation, backend, options, group, attempt)
         try:
-            return self._specialized(call, observation, backend, options, group, symbolic)
+            return self._specialized(call, observation, backend, options, group, last)
         except CannotServe as refusal:
-            if symbolic.is_static and not _reads_numbers(observation):
-                raise
             for key, said in symbolic.demanded.items():
                 raise _fixed(key, said, call, observation, refusal.reason) from refusal
-            # What cannot be left open can still be fixed.
-            fixed = Symbolic()
-            return self._specialized(call, observation, backend, options, group, fixed)
+            raise
 
     def declared(self, call: Call, reach: Reach, backend: Backend) -> Declarations:
         """Return what the caller declared about a call's sizes, before it runs.
@@ -264,6 +265,17 @@ _REMEDIES = {
 def _is_free_tensor(value: Any) -> bool:
     """Whether a value is a tensor that may well come in other sizes: no parameter."""
     return isinstance(value, torch.Tensor) and not isinstance(value, torch.nn.Parameter)
+
+
+def _attempts(symbolic: Symbolic, observation: Observation) -> list[Symbolic]:
+    """Return what to leave open, the most first: what cannot be left open can still be fixed."""
+    attempts = [symbolic]
+    if not symbolic.is_static:
+        attempts.append(attrs.evolve(symbolic, in_python=True))
+    may_be_fixed = not (symbolic.is_static and not _reads_numbers(observation))
+    if may_be_fixed and not symbolic.demanded:
+        attempts.append(Symbolic())
+    return attempts
 
 
 def _reads_numbers(observation: Observation) -> bool:

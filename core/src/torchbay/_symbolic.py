@@ -57,12 +57,15 @@ class Symbolic:
         dims: The dimensions whose sizes are symbols, by the tensor's path.
         numbers: The paths of int and float arguments that are symbols.
         reads: Whether numbers read from tensor data are symbols.
+        in_python: Whether to use what PyTorch has in Python of its operators: in C++, some take
+            no symbols, and others are taken apart in another way.
         declared: What the caller declared about the open dimensions.
     """
 
     dims: Mapping[str, frozenset[int]] = attrs.field(factory=dict)
     numbers: frozenset[str] = frozenset()
     reads: bool = False
+    in_python: bool = False
     declared: Declarations = attrs.field(factory=dict)
 
     @property

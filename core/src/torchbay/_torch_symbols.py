@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeGuard
 
 import attrs
@@ -34,6 +35,7 @@ __all__ = [
     "size_guards",
     "size_source",
     "symbolic_int",
+    "symbolic_kernels",
     "symbolic_mode",
     "symbols_of",
 ]
@@ -218,6 +220,15 @@ def symbolic_int(mode: Any, value: int, name: str) -> torch.SymInt:
     symbol = environment.create_unspecified_symbol(value, source, DimDynamic.DYNAMIC)
     number: torch.SymInt = environment.create_symintnode(symbol, hint=value, source=source)
     return number
+
+
+@contextmanager
+def symbolic_kernels() -> Iterator[None]:
+    """Use what PyTorch has in Python of its operators, which takes symbols throughout."""
+    from torch._dispatch.python import enable_python_dispatcher
+
+    with enable_python_dispatcher():
+        yield
 
 
 def size_guards(mode: Any, inputs: Mapping[str, Any]) -> list[tuple[str, str]]:

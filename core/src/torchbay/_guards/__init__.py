@@ -61,6 +61,7 @@ def guards_of_graph(
             *_watch_guards(observation.watched, access, trace.numbers),
             *_shared(call, observation.watched, access),
             *_distinct(call, observation, access),
+            *_passed_once(call),
             *(EnvironmentGuard(name, value) for name, value in observation.environment.items()),
             *([FastPathGuard()] if observation.reads_fast_path else []),
         ]
@@ -245,6 +246,15 @@ def _distinct(call: Call, observation: Observation, access: Access) -> Iterable[
         if free or (fixed and reached):
             path = ", ".join(holder.path for holder in targets)
             yield DistinctGuard(path, (*free, *fixed), tuple(reached), pinned)
+
+
+def _passed_once(call: Call) -> Iterable[Guard]:
+    """Guard that lists and dicts passed as several arguments are several: ``a is b`` tells."""
+    passed = [item for item, _ in call.containers if isinstance(item.value, (list, dict))]
+    items = list({id(item.value): item for item in passed}.values())
+    if len(items) > 1:
+        path = ", ".join(item.path for item in items)
+        yield DistinctGuard(path, tuple(item.access for item in items), (), frozenset())
 
 
 _WRITTEN = (list, dict, set)

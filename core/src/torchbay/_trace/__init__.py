@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import attrs
@@ -35,6 +36,7 @@ from torchbay._torch_symbols import (
     bind,
     fake_of,
     symbolic_int,
+    symbolic_kernels,
     symbolic_mode,
 )
 from torchbay._trace._agreement import check_agreement
@@ -185,7 +187,7 @@ def trace(call: Call, observation: Observation, symbolic: Symbolic) -> Trace:
         made = map(known.lifted, epilogue.tensors)
         return [*made, *(read for gate in answers.gates for read in gate.reads)]
 
-    graph = _traced(flat, [*fakes, *open_numbers], mode, observation)
+    graph = _traced(flat, [*fakes, *open_numbers], mode, observation, symbolic)
     refuse_captured(graph)
     reveal_hidden_writes(graph)
     answers.check_used_up()
@@ -212,12 +214,13 @@ def _call(function: Callable[..., Any], args: tuple[Any, ...], _original: Any) -
 
 
 def _traced(
-    flat: Any, fakes: list[Any], mode: Any, observation: Observation
+    flat: Any, fakes: list[Any], mode: Any, observation: Observation, symbolic: Symbolic
 ) -> torch.fx.GraphModule:
     """Trace with Python state as it was, and put it back: no fake tensor stays in an object."""
     try:
         undone, python = observation.undone(), python_randomness_kept()
-        with undone, compiler_flag(), padded_encoders(), python, mode:
+        kernels = symbolic_kernels() if symbolic.in_python else nullcontext()
+        with undone, compiler_flag(), padded_encoders(), python, mode, kernels:
             return trace_to_graph(flat, fakes)
     except CannotServe:
         raise
