@@ -8,6 +8,7 @@ import torch
 
 from torchbay._access import Access
 from torchbay._call import Call, Item, Place, is_usable
+from torchbay._guards._answers import answer_guards
 from torchbay._guards._emit import GuardFunction, compile_source, emit
 from torchbay._guards._kinds import (
     ContainerGuard,
@@ -16,6 +17,7 @@ from torchbay._guards._kinds import (
     Guard,
     IdentityGuard,
     KeysGuard,
+    LevelGuard,
     Mismatch,
     NoOverlapGuard,
     NumberGuard,
@@ -59,8 +61,10 @@ def guards_of_graph(
             *_shared(call, observation.watched, access),
             *_distinct(call, observation, access),
             *(EnvironmentGuard(name, value) for name, value in observation.environment.items()),
+            *(LevelGuard(*asked, answer) for asked, answer in observation.levels.items()),
         ]
-        return _emitted(call, access, read, trace.inputs, written, names, trace)
+        answers = answer_guards(trace.inputs, observation, access)
+        return _emitted(call, access, read, trace.inputs, written, names, trace, [*answers])
 
 
 def guards_of_call(call: Call) -> GuardFunction:
@@ -71,7 +75,7 @@ def guards_of_call(call: Call) -> GuardFunction:
     return _emitted(call, Access(names, (), call), (), inputs, (), names)
 
 
-def _emitted(  # noqa: PLR0917 - what every guard function is made of
+def _emitted(  # noqa: PLR0913, PLR0917 - what every guard function is made of
     call: Call,
     access: Access,
     read: Sequence[Guard],
@@ -79,13 +83,14 @@ def _emitted(  # noqa: PLR0917 - what every guard function is made of
     written: Sequence[int],
     names: Names,
     trace: Trace | None = None,
+    answers: Sequence[Guard] = (),
 ) -> GuardFunction:
     numbers = trace.numbers if trace is not None else ()
     fakes = trace.fakes if trace is not None else [entry.tensor for entry in inputs]
     pairs = list(zip(inputs, fakes, strict=False))
     tensors = [_tensor_guard(access.of(e.places[0]), e, fake) for e, fake in pairs]
     before = [*_call_guards(call, numbers), *read]
-    after = [*_ties(inputs, access), *_overlap(inputs, tensors, written)]
+    after = [*_ties(inputs, access), *_overlap(inputs, tensors, written), *answers]
     after += _size_guards(trace, tensors) if trace is not None else []
     are_alike = tensor_guard([e.tensor for e in inputs], [f for _, f in pairs]) if inputs else None
     expressions = [_number_source(item, names) for item in numbers]

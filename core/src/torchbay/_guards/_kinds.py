@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import re
@@ -25,6 +26,7 @@ __all__ = [
     "Guard",
     "IdentityGuard",
     "KeysGuard",
+    "LevelGuard",
     "Mismatch",
     "NoOverlapGuard",
     "NumberGuard",
@@ -300,6 +302,34 @@ class EnvironmentGuard:
         del variables
         seen = os.environ.get(self.name)
         return None if seen == self.value else Mismatch(self.path, repr(self.value), repr(seen))
+
+
+@attrs.frozen
+class LevelGuard:
+    """A logger says as before whether records of a level are made."""
+
+    logger: logging.Logger
+    level: int
+    is_enabled: bool
+
+    @property
+    def path(self) -> str:
+        """What the assumption is about."""
+        return f"level {logging.getLevelName(self.level)} of logger {self.logger.name}"
+
+    def source(self, names: Names) -> str:
+        logger = names.of(self.logger, f"{self.logger.name}_logger")
+        return f"{logger}.isEnabledFor({self.level!r}) is {self.is_enabled}"
+
+    def mismatch(self, variables: Mapping[str, Any]) -> Mismatch | None:
+        del variables
+        is_enabled = self.logger.isEnabledFor(self.level)
+        if is_enabled is self.is_enabled:
+            return None
+        return Mismatch(self.path, *(_ENABLED[answer] for answer in (self.is_enabled, is_enabled)))
+
+
+_ENABLED = {True: "enabled", False: "disabled"}
 
 
 @attrs.frozen(eq=False)

@@ -17,7 +17,8 @@ import attrs
 import torch
 
 from torchbay._call import Call
-from torchbay._observe._state import is_replaceable, may_change
+from torchbay._observe._names import imported_modules, is_named
+from torchbay._observe._state import is_own, is_replaceable, may_change
 from torchbay._observe._walk import walker_of
 from torchbay._source import is_library_file
 from torchbay._torch_compat import global_module_hooks
@@ -104,7 +105,8 @@ class Reach:
         reach = cls()
         reach._root("self", call.function)
         reach._root("torch.nn.modules.module", global_module_hooks())
-        for item in call.objects:
+        classes = (item for item in call.values if isinstance(item.value, type))
+        for item in (*call.objects, *classes):
             reach._argument_roots.append(id(item.value))
             reach._pending.append((item.path, item.value))
         reach.add_globals(codes)
@@ -112,7 +114,14 @@ class Reach:
         return reach
 
     def add_globals(self, codes: Mapping[CodeType, dict[str, Any]]) -> list[Reading]:
-        """Add what code can read of its module's globals; return what was not known yet."""
+        """Add what code can read of its module's globals; return what was not known yet.
+
+        The modules that it imports where it runs are added as well.
+        """
+        for code, variables in codes.items():
+            for module in imported_modules(code, variables):
+                if is_own(module) and id(module) not in self._roots:
+                    self._root(module.__name__, module)
         names = [(code, name) for code in codes for name in dict.fromkeys(code.co_names)]
         found = [self._read_global(codes[code], name) for code, name in names]
         return [reading for reading in found if reading is not None]
@@ -239,4 +248,4 @@ class _Watch:
 
 
 def _can_name(reading: Reading, names: frozenset[str] | None) -> bool:
-    return names is None or reading.attribute is None or reading.attribute in names
+    return reading.attribute is None or is_named(reading.attribute, names)
