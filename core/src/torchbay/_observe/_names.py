@@ -18,7 +18,7 @@ from torchbay._structure import is_plain
 
 __all__ = [
     "attribute_obstacles",
-    "imported_modules",
+    "imports_in",
     "is_named",
     "names_in",
     "names_nothing",
@@ -36,9 +36,11 @@ def names_in(code: CodeType) -> set[str]:
 
 def names_nothing(code: CodeType) -> bool:
     """Whether code can read attributes that it does not name."""
-    return not _ANY_NAME.isdisjoint(code.co_names) or any(
-        instruction.opname == "MATCH_CLASS" for instruction in dis.get_instructions(code)
-    )
+    return not _ANY_NAME.isdisjoint(code.co_names) or _has(code, "MATCH_CLASS")
+
+
+def _has(code: CodeType, operation: str) -> bool:
+    return dis.opmap[operation] in code.co_code[::2]
 
 
 def is_named(name: str, names: frozenset[str] | None) -> bool:
@@ -46,17 +48,18 @@ def is_named(name: str, names: frozenset[str] | None) -> bool:
     return names is None or name in names
 
 
-def imported_modules(code: CodeType, variables: Mapping[str, Any]) -> Iterator[ModuleType]:
-    """Yield the modules that code imports where it runs, as far as they are there."""
+def imports_in(code: CodeType, variables: Mapping[str, Any]) -> Iterator[tuple[ModuleType, Any]]:
+    """Yield what code imports where it runs: modules, with the names taken from them or None."""
+    if not _has(code, "IMPORT_NAME"):
+        return
     package = variables.get("__package__") or ""
-    recent: list[Any] = []
-    for instruction in dis.get_instructions(code):
-        recent.append(instruction.argval)
-        if instruction.opname == "IMPORT_NAME":
-            level = recent[-3] if isinstance(recent[-3], int) else 0
-            name = _absolute("." * level + instruction.argval, package)
-            parents = (name.rsplit(".", depth)[0] for depth in range(name.count(".") + 1))
-            yield from (module for parent in parents if (module := sys.modules.get(parent)))
+    steps = [i for i in dis.get_instructions(code) if i.opname != "EXTENDED_ARG"]
+    for level, names, step in zip(steps, steps[1:], steps[2:], strict=False):
+        if step.opname == "IMPORT_NAME":
+            name = _absolute("." * level.argval + step.argval, package)
+            bound = name if names.argval else name.partition(".")[0]
+            if (module := sys.modules.get(bound)) is not None:
+                yield module, names.argval
 
 
 def _absolute(name: str, package: str) -> str:

@@ -17,7 +17,7 @@ import attrs
 import torch
 
 from torchbay._call import Call
-from torchbay._observe._names import imported_modules, is_named
+from torchbay._observe._names import imports_in, is_named
 from torchbay._observe._state import is_own, is_replaceable, may_change
 from torchbay._observe._walk import walker_of
 from torchbay._source import is_library_file
@@ -116,14 +116,15 @@ class Reach:
     def add_globals(self, codes: Mapping[CodeType, dict[str, Any]]) -> list[Reading]:
         """Add what code can read of its module's globals; return what was not known yet.
 
-        The modules that it imports where it runs are added as well.
+        What it imports where it runs is added as well.
         """
+        names = [(codes[code], name) for code in codes for name in dict.fromkeys(code.co_names)]
         for code, variables in codes.items():
-            for module in imported_modules(code, variables):
-                if is_own(module) and id(module) not in self._roots:
+            for module, taken in imports_in(code, variables):
+                names += [(vars(module), name) for name in taken or ()]
+                if not taken and is_own(module) and id(module) not in self._roots:
                     self._root(module.__name__, module)
-        names = [(code, name) for code in codes for name in dict.fromkeys(code.co_names)]
-        found = [self._read_global(codes[code], name) for code, name in names]
+        found = [self._read_global(variables, name) for variables, name in names]
         return [reading for reading in found if reading is not None]
 
     def complete(self) -> None:
