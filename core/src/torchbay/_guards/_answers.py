@@ -12,6 +12,7 @@ from torchbay._access import Access
 from torchbay._call import Item, Place
 from torchbay._guards._kinds import Guard, ObjectGuard, ValueGuard
 from torchbay._observe import Observation, is_named
+from torchbay._source import is_library_file
 from torchbay._structure import is_plain
 from torchbay._trace import Input
 
@@ -34,7 +35,8 @@ def answer_guards(
 ) -> Iterator[Guard]:
     """Guard facts about tensors, and their Python attributes, that a user's code can name."""
     asked = [q for name, q in _QUESTIONS.items() if _is_in(name, observation.codes)]
-    asks_presence = any(_is_in(name, observation.codes) for name in _PRESENCE)
+    own = [code for code in observation.codes if not is_library_file(code.co_filename)]
+    asks_presence = any(_is_in(name, own) for name in _PRESENCE)
     for entry in inputs:
         place, tensor = entry.places[0], entry.tensor
         source = access.of(place)
@@ -42,13 +44,20 @@ def answer_guards(
             answer = eval(question.format("tensor"), {"tensor": tensor})  # noqa: S307 - our own source
             yield ValueGuard(question.format(place.path), question.format(source), answer)
         if asks_presence and isinstance(place, Item):
-            present = f"(*{source}.__dict__,)"
-            yield ValueGuard(f"the attributes of {place.path}", present, (*vars(tensor),))
+            yield _presence_guard(place, tensor)
         yield from _attribute_guards(place, tensor, source, observation.names)
 
 
 def _is_in(name: str, codes: Iterable[CodeType]) -> bool:
     return any(name in code.co_names for code in codes)
+
+
+def _presence_guard(place: Item, tensor: torch.Tensor) -> Guard:
+    """Guard which attributes there are, since code that asks for one goes on without it."""
+    path, attributes = f"the attributes of {place.path}", f"{place.access}.__dict__"
+    if not vars(tensor):
+        return ValueGuard(f"not {path}", f"(not {attributes})", value=True)
+    return ValueGuard(path, f"(*{attributes},)", (*vars(tensor),))
 
 
 def _attribute_guards(

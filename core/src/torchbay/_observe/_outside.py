@@ -9,6 +9,7 @@ import inspect
 import io
 import logging
 import os
+import pickle
 import random
 import socket
 import sys
@@ -20,7 +21,16 @@ from typing import Any
 
 import torch
 
-__all__ = ["ASKED", "CLOCKS", "READS_ALL", "SETTERS", "asked_by", "change_by", "is_lookup"]
+__all__ = [
+    "ASKED",
+    "CLOCKS",
+    "READS_ALL",
+    "SETTERS",
+    "asked_by",
+    "change_by",
+    "is_lookup",
+    "reads_all",
+]
 
 
 def _by_code(*functions: Any) -> dict[CodeType, str]:
@@ -69,6 +79,16 @@ READS_ALL = frozenset(
 )
 """What reads every attribute of what it is given."""
 
+
+def reads_all(function: Any) -> bool:
+    """Whether a function in C may read attributes that no code names."""
+    owner = getattr(function, "__self__", None)
+    if isinstance(owner, str) and function.__name__ in ("format", "format_map"):
+        return "." in owner
+    return function in _PICKLERS
+
+
+_PICKLERS = (pickle.dump, pickle.dumps)
 CLOCKS = frozenset(
     getattr(time, name)
     for name in ("time", "time_ns", "perf_counter", "perf_counter_ns", "monotonic", "monotonic_ns")

@@ -27,6 +27,7 @@ from torchbay._observe._outside import (
     asked_by,
     change_by,
     is_lookup,
+    reads_all,
 )
 from torchbay._observe._recorder import OpRecorder
 from torchbay._observe._snapshot import Change
@@ -181,6 +182,8 @@ class ProfileRecorder:
             self._refuse(what, frame)
         elif is_lookup(function) and _is_users(frame):
             self._refuse(f"what {function.__name__}() tells cannot be watched", frame)
+        elif reads_all(function):
+            self._reads_all |= _is_own(_blamed(frame))
         elif (what := change_by(function)) is not None and _blamed(frame) is not None:
             self.effects.append(Change(what, None, None))
 
