@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import copy
 import functools
+import gc
 import io
 import itertools
 import logging
@@ -305,6 +306,26 @@ def test_never_bakes_the_clock_in_a_literal(recording):
         value.item() for value in run_quietly(compiled, torch.ones(1, dtype=torch.int64), times=4)
     ]
     assert found == sorted(set(found))
+
+
+def test_does_not_take_the_garbage_collector_for_the_program(recording):
+    seconds = []
+
+    def measure(phase, details):
+        seconds.append(time.perf_counter())
+
+    def call(x):
+        gc.collect(0)
+        return x + 1
+
+    compiled = torchbay.compile(call, backend=recording, fullgraph=True)
+    gc.callbacks.append(measure)
+    try:
+        for _ in range(3):
+            assert torch.equal(compiled(ONE), ONE + 1)
+    finally:
+        gc.callbacks.remove(measure)
+    assert dict(torchbay.explain(compiled).calls) == {"graph": 2, "eager": 1}
 
 
 def test_serves_a_memo_after_it_was_filled(recording):

@@ -18,6 +18,7 @@ from torch import nn
 
 import torchbay
 from torchbay import errors
+from torchbay.plugin import Capabilities
 
 
 def served(compiled):
@@ -990,11 +991,42 @@ def test_counts_beside_a_tensor(recording):
         assert module.state[0][0].item() == count + 1
 
 
-def test_says_what_it_cannot_write(recording):
-    compiled = torchbay.compile(counter(), backend=recording)
-    compiled(torch.ones(2))
-    with pytest.warns(errors.TorchbayWarning, match=r"every call changes Python state: self\.n"):
+def test_counts_from_one_graph(recording):
+    module = counter()
+    compiled = torchbay.compile(module, backend=recording)
+    for count in range(12):
         compiled(torch.ones(2))
+        assert type(module.n) is int
+        assert module.n == count + 1
+    assert torchbay.explain(compiled).calls == {"graph": 10, "eager": 2}
+
+
+def test_computes_with_a_running_mean(recording):
+    class Averages(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.mean = 0.25
+
+        def forward(self, x):
+            self.mean = 0.9 * self.mean + 0.1 * x.sum().item()
+            return x * self.mean
+
+    module, eager = Averages(), Averages()
+    compiled = torchbay.compile(module, backend=recording)
+    for count in range(8):
+        x = torch.full((3,), count / 7)
+        assert torch.equal(compiled(x), eager(x))
+        assert module.mean == eager.mean
+    assert torchbay.explain(compiled).calls == {"graph": 6, "eager": 2}
+
+
+def test_counts_eagerly_where_the_backend_takes_no_symbols(recording):
+    module, recording.capabilities = counter(), Capabilities()
+    compiled = torchbay.compile(module, backend=recording)
+    with pytest.warns(errors.TorchbayWarning, match=r"every call changes Python state: self\.n"):
+        for _ in range(5):
+            compiled(torch.ones(2))
+    assert module.n == 5
 
 
 @pytest.mark.filterwarnings("ignore::torchbay.errors.TorchbayWarning")

@@ -14,6 +14,7 @@ import torch
 from torch.nn import functional
 
 import torchbay
+from torchbay import errors
 
 HERE = Path(__file__)
 PYTORCH = "https://github.com/pytorch/pytorch"
@@ -101,12 +102,17 @@ def test_names_the_users_line_where_a_branch_fixes_a_dynamic_size():
             return x * 2
         return x * 3
 
-    compiled = torchbay.compile(program, backend="eager", dynamic=True)
-    for size in (5, 6, 7, 5):
+    def marked(size):
         x = torch.ones(size, 2)
         torch._dynamo.mark_dynamic(x, 0)
-        assert torch.equal(compiled(x), program(x))
-    explanation = torchbay.explain(compiled)
+        return x
+
+    compiled = torchbay.compile(program, backend="eager")
+    for size in (6, 7, 8):
+        assert torch.equal(compiled(marked(size)), program(torch.ones(size, 2)))
+    with pytest.raises(errors.DimensionFixed, match="dimension 0 of x") as caught:
+        compiled(marked(5))
     line = program.__code__.co_firstlineno + 1
-    assert f"{HERE.name}:{line}" in str(explanation)
-    assert "s0" not in "; ".join(reason for reasons in explanation.recompiles for reason in reasons)
+    assert f"{HERE.name}:{line}" in str(caught.value)
+    assert "s0" not in str(caught.value)
+    assert torch.equal(caught.value.result, torch.full((5, 2), 2.0))

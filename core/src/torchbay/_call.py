@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from types import MethodType
@@ -131,12 +132,26 @@ class _Reader:
         self.numbers: list[Item] = []
         self.names = Names("leaves", "numbers", "args", "kwargs", "inputs", "match", "are_alike")
         self._places: dict[int, int] = {}
+        self._made: dict[int, str] = {}
 
     def read(self, item: Item, depth: int) -> str:
         """File an item and what it holds; return the expression that rebuilds it."""
         value = item.value
         if depth > _DEEPEST:
             raise CannotServe(f"argument {item.path} holds itself or is nested too deeply")
+        if (source := self._single(item)) is not None:
+            return source
+        if (container := take_apart(value)) is not None:
+            return self._container(item, container, depth)
+        if isinstance(value, (dict, list, tuple, set)) and not is_plain(value):
+            kind = type(value).__qualname__
+            raise CannotServe(f"what argument {item.path}, a {kind}, holds cannot be watched")
+        (self.values if is_plain(value) else self.objects).append(item)
+        return self.names.of(value, item.path)
+
+    def _single(self, item: Item) -> str | None:
+        """File a tensor, a number, a set of plain values or a method; None for anything else."""
+        value = item.value
         if isinstance(value, torch.Tensor):
             # One tensor passed twice is one leaf; the second place is another name for it.
             place = self._places.setdefault(id(value), len(self._places))
@@ -157,21 +172,29 @@ class _Reader:
                 access = f"getattr({item.access}, {part!r}, None)"
                 self.objects.append(Item(f"{item.path}.{part}", access, getattr(value, part)))
             return self.names.of(value, item.path)
-        if (container := take_apart(value)) is None:
-            if isinstance(value, (dict, list, tuple, set)) and not is_plain(value):
-                kind = type(value).__qualname__
-                raise CannotServe(f"what argument {item.path}, a {kind}, holds cannot be watched")
-            (self.values if is_plain(value) else self.objects).append(item)
-            return self.names.of(value, item.path)
+        return None
+
+    def _container(self, item: Item, container: Container, depth: int) -> str:
+        value = item.value
         self.containers.append((item, container))
-        children = [
-            self.read(
-                Item(item.path + label, container.access(item.access, i, self.names), child),
-                depth + 1,
-            )
+        is_again = id(value) in self._made
+        if isinstance(value, collections.defaultdict):
+            # What it makes of a missing key.
+            path, access = f"{item.path}.default_factory", f"{item.access}.default_factory"
+            self.read(Item(path, access, value.default_factory), depth + 1)
+        places = (
+            Item(item.path + label, container.access(item.access, i, self.names), child)
             for i, (label, child) in enumerate(container)
-        ]
-        return container.build(children, self.names)
+        )
+        children = [self.read(place, depth + 1) for place in places]
+        if is_again:
+            return self._made[id(value)]
+        source = container.build(children, self.names)
+        if not isinstance(value, (list, dict)):
+            return source
+        # One list passed twice is one list to the program.
+        self._made[id(value)] = name = self.names.fresh("held")
+        return f"({name} := {source})"
 
 
 def _parameter_names(function: Callable[..., Any], count: int) -> list[str]:

@@ -7,10 +7,10 @@ from collections.abc import Iterable
 import torch
 
 from torchbay._registry import backends, load
-from torchbay.errors import BackendError
-from torchbay.plugin import Capabilities
+from torchbay.errors import BackendError, InvalidArgument
+from torchbay.plugin import Backend, Capabilities
 
-__all__ = ["able_backends", "complaint"]
+__all__ = ["able_backends", "check_sizes", "complaint"]
 
 
 def complaint(claims: Capabilities, tensors: Iterable[torch.Tensor]) -> str | None:
@@ -23,13 +23,40 @@ def complaint(claims: Capabilities, tensors: Iterable[torch.Tensor]) -> str | No
     return None
 
 
-def able_backends(tensors: list[torch.Tensor]) -> list[str]:
-    """Return the installed backends that claim to take these tensors; loads them to ask."""
+def check_sizes(backend: Backend, asked_for: str, where: str = "") -> None:
+    """Refuse a backend that does not claim graphs with symbolic sizes.
+
+    Raises:
+        InvalidArgument: It does not; names those that do.
+    """
+    if backend.capabilities.dynamic_shapes:
+        return
+    able = [name for name in _loadable() if _claims_sizes(name)]
+    raise InvalidArgument(
+        f"backend {backend.name!r} takes fixed sizes only, and {asked_for} asks for symbolic ones",
+        account=where,
+        remedy=f"Backends that take them: {', '.join(able) or 'none installed'}",
+    )
+
+
+def _claims_sizes(name: str) -> bool:
+    try:
+        return load(name).capabilities.dynamic_shapes
+    except BackendError:
+        return False
+
+
+def _loadable() -> list[str]:
     return [
         listing.name
         for listing in backends()
-        if listing.error is None and listing.state != "skipped" and _takes(listing.name, tensors)
+        if listing.error is None and listing.state != "skipped"
     ]
+
+
+def able_backends(tensors: list[torch.Tensor]) -> list[str]:
+    """Return the installed backends that claim to take these tensors; loads them to ask."""
+    return [name for name in _loadable() if _takes(name, tensors)]
 
 
 def _takes(name: str, tensors: list[torch.Tensor]) -> bool:

@@ -19,6 +19,7 @@ from typing import Any
 from torchbay._call import Call, refuse_unusable
 from torchbay._guards import guards_of_call
 from torchbay._log import log
+from torchbay._misses import forget_misses
 from torchbay._observe import EffectHistory, Observation, Reach, observe, rehearse
 from torchbay._options import read as read_options
 from torchbay._reason import CannotServe, Reason
@@ -27,6 +28,7 @@ from torchbay._settings import Settings
 from torchbay._source import definition
 from torchbay._specialization import EagerRoute, Specialization
 from torchbay._specialize import Specializer, refuse_obstacles
+from torchbay._symbolic import Declarations
 from torchbay._torch_compat import import_tracer, is_inside_trace
 from torchbay._trace import subclass_among
 from torchbay._tree import MISS
@@ -88,6 +90,7 @@ class Dispatcher:
 
     def warmup(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Compile for such a call. It does run, but what it writes is undone."""
+        forget_misses()
         self._miss(args, kwargs, rehearse)
         self.eager_calls -= 1
 
@@ -111,6 +114,7 @@ class Dispatcher:
         if (limit := self._limit(group)) is not None:
             return self._past_limit(limit, args, kwargs, run)
         backend = choose(self.settings.backend)
+        self.settings.check_sizes(backend)
         options = read_options(backend, self.settings.mode, self.settings.options)
         try:
             call = Call.of(self.function, args, kwargs)
@@ -118,6 +122,7 @@ class Dispatcher:
             return self._undescribed(refusal.reason, args, kwargs, run)
         reach = Reach.of(call, self._codes)
         self._refuse_unusable(call, reach)
+        declared = self._specializer.declared(call, reach, backend)
         reasons = self._recompile_reasons(args, kwargs)
         problem = subclass_among(call, reach) or self._specializer.claim_problem(backend, call)
         if problem is not None:
@@ -131,7 +136,7 @@ class Dispatcher:
         self._codes |= observation.codes
         # Held until the entry stands, so that threads with the same call compile it once.
         with _compiling:
-            entry = self._entry_for(call, observation, backend, options, reasons)
+            entry = self._entry_for(call, observation, backend, options, reasons, declared)
             if entry is not None:
                 self._add(entry, call, reasons)
         if isinstance(entry, EagerRoute):
@@ -145,6 +150,7 @@ class Dispatcher:
         backend: Backend,
         options: Any,
         reasons: tuple[str, ...],
+        declared: Declarations,
     ) -> Entry | None:
         """Turn an observed call into what serves the next one.
 
@@ -152,15 +158,19 @@ class Dispatcher:
         thread was first, or a change to Python state has yet to show whether it is always made.
         """
         try:
+            if self._is_eager(call, observation):
+                return None
             refuse_obstacles(call, observation)
             is_settled = self._effects.is_settled(observation.changes)
             if not is_settled or self._is_covered(call, observation):
                 return None
             with observation.as_before():
                 group = self._group_of(call.args, call.kwargs)
-            made = self._specializer.specialize(call, observation, backend, options, group)
+            made = self._specializer.specialize(
+                call, observation, backend, options, group, declared
+            )
             if made is None:
-                self.recompiles.append(reasons)
+                self._note_recompile(call, reasons)
             return made  # noqa: TRY300 - what follows is about what cannot be served
         except CannotServe as refusal:
             return self._eager_route(call, refusal.reason)
@@ -173,8 +183,12 @@ class Dispatcher:
         entry.watch(call, weakref.WeakMethod(self.discard))
         with _compiling:
             if self.entries:
-                self.recompiles.append(reasons)
+                self._note_recompile(call, reasons)
             self.entries = _ordered((entry, *self.entries))
+
+    def _note_recompile(self, call: Call, reasons: tuple[str, ...]) -> None:
+        # There are none if another thread compiled the first specialization meanwhile.
+        self.recompiles.append(reasons or self._recompile_reasons(call.args, call.kwargs))
 
     def discard(self, entry: Entry) -> None:
         """Drop an entry that can never be hit again: an object it is about is gone."""
@@ -186,13 +200,20 @@ class Dispatcher:
         graphs = (entry for entry in self.entries if isinstance(entry, Specialization))
         return next((entry for entry in graphs if entry.match(args, kwargs) is not None), None)
 
+    def _is_eager(self, call: Call, observation: Observation) -> bool:
+        """Whether such calls are known to fit no graph: another thread was first."""
+        with observation.as_before():
+            entries = [e for e in self.entries if e.match(call.args, call.kwargs) is not None]
+        return bool(entries) and all(isinstance(entry, EagerRoute) for entry in entries)
+
     def _is_covered(self, call: Call, observation: Observation) -> bool:
         """Whether such a call is served already: another thread was first."""
         with observation.as_before():
             return any(
-                isinstance(entry, EagerRoute) or entry.covers(observation.record)
+                entry.covers(observation.record)
                 for entry in self.entries
-                if entry.match(call.args, call.kwargs) is not None
+                if isinstance(entry, Specialization)
+                and entry.match(call.args, call.kwargs) is not None
             )
 
     def _limit(self, group: Specialization | None) -> str | None:
@@ -268,7 +289,7 @@ class Dispatcher:
         found = [(entry, entry.guards.mismatches(args, kwargs)) for entry in self.entries]
         for entry, mismatches in found:
             if not mismatches:
-                return (entry.why_missed(args, kwargs),)
+                return (entry.why_missed(),)
         return tuple(map(str, found[0][1])) if found else ()
 
     def _refuse_unusable(self, call: Call, reach: Reach) -> None:

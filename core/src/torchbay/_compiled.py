@@ -14,10 +14,17 @@ from typing import Any, TypeVar, overload
 import torch
 
 from torchbay._compile import Dispatcher
+from torchbay._dynamic_shapes import check_dynamic_shapes
 from torchbay._settings import Settings
 from torchbay.errors import InvalidArgument
 
-__all__ = ["CompiledFunction", "CompiledModule", "compile", "dispatcher_of"]
+__all__ = [
+    "CompiledFunction",
+    "CompiledModule",
+    "compile",
+    "dispatcher_of",
+    "leading_arguments",
+]
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -255,8 +262,14 @@ def compile(  # type: ignore[misc] # noqa: A001, PLR0913 - all as torch.compile 
             installed besides ``eager``, else ``eager``.
         fullgraph: Raise `torchbay.errors.NotServed` for a call that cannot be served from a graph,
             after it has run. By default it is served eagerly, with one warning.
-        dynamic: Symbolic sizes; only None and False for now, each size gets a specialization.
-        dynamic_shapes: Symbolic sizes by argument; not available yet.
+        dynamic: Whether sizes of tensors, and int and float arguments, are symbols that one graph
+            leaves open. By default they are from the second value on that is seen; with True those
+            of the call's own tensors are from the first call on; with False each set of sizes gets
+            a specialization. A size of 0 or 1 always gets one of its own.
+        dynamic_shapes: The same for each argument, as torch.export takes it: a dict by argument
+            name, or a tuple by position, of ``{dimension: torch.export.Dim(...)}``, nested as the
+            arguments are. What it leaves out is fixed. A call outside a ``Dim``'s range, or whose
+            equal ``Dim``s differ, gets another specialization. Excludes ``dynamic``.
         mode: A named set of the backend's options.
         options: The backend's options by name. Excludes ``mode``.
         tracer: How graphs are captured: ``"auto"`` or ``"make_fx"``, which mean the same for now.
@@ -298,6 +311,8 @@ def _compiled(fn: Any, settings: Settings) -> Any:
     elif isinstance(fn, (CompiledFunction, _BoundFunction)):
         fn = fn.original
     _check_callable(fn)
+    if settings.dynamic_shapes is not None:
+        check_dynamic_shapes(settings.dynamic_shapes, fn)
     if isinstance(fn, torch.nn.Module):
         return CompiledModule(fn, settings)
     return CompiledFunction(fn, settings)
@@ -338,3 +353,14 @@ def dispatcher_of(compiled: Any) -> Dispatcher:
     raise InvalidArgument(
         f"{compiled!r} is not compiled", remedy="Pass what torchbay.compile returned"
     )
+
+
+def leading_arguments(compiled: Any) -> Callable[[], tuple[Any, ...]]:
+    """Return what returns the arguments before those of a call: for a method, its instance."""
+    if not isinstance(compiled, _BoundFunction):
+        return tuple
+    try:
+        instance = weakref.ref(compiled.__self__)
+    except TypeError:
+        return tuple
+    return lambda: (instance(),)

@@ -2,52 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import attrs
 
 from torchbay._compile import Dispatcher
-from torchbay._compiled import dispatcher_of
+from torchbay._compiled import dispatcher_of, leading_arguments
+from torchbay._counted import counted
 from torchbay._specialization import EagerRoute, Specialization
-from torchbay._tree import Leaf
+from torchbay._specialization_report import SpecializationReport, specialization_report
+from torchbay._tree_report import ForkReport, TreeReport, tree_report
 
-__all__ = ["EagerReport", "Explanation", "SpecializationReport", "explain"]
-
-
-@attrs.frozen
-class SpecializationReport:
-    """One specialization.
-
-    Attributes:
-        backend: The backend that compiled it; several, for a graph that was cut up.
-        parts: For a graph that was cut up, each part's backend and operators, in order.
-        graph: The graph it compiled, as Python source; empty when nothing is computed.
-        guards: The function that decides whether a call is served here, as Python source.
-        run: What runs when it is: gates, graph, epilogue and result, as Python source.
-        gates: The data-dependent reads that must come out as they did.
-        calls: How many calls it served.
-        compile_seconds: From the end of the observed call to the executable.
-    """
-
-    backend: str
-    parts: tuple[tuple[str, tuple[str, ...]], ...]
-    graph: str
-    guards: str
-    run: str
-    gates: tuple[str, ...]
-    calls: int
-    compile_seconds: float
-
-    def __str__(self) -> str:
-        gates = "".join(f"\n  branch on data: {gate}" for gate in self.gates)
-        if len(self.parts) > 1:
-            gates += "".join(f"\n  part for {name}: {', '.join(ops)}" for name, ops in self.parts)
-        served = _counted(self.calls, "call")
-        head = f"compiled by {self.backend} in {self.compile_seconds:.2f} s, served {served}"
-        return (
-            f"{head}{gates}\n\n{self.guards}\n{self.run}\n{self.graph or '(nothing is computed)'}"
-        )
+__all__ = ["EagerReport", "Explanation", "explain"]
 
 
 @attrs.frozen
@@ -59,7 +26,7 @@ class EagerReport:
     calls: int
 
     def __str__(self) -> str:
-        return f"served {_counted(self.calls, 'call')} eagerly: {self.reason}"
+        return f"served {counted(self.calls, 'call')} eagerly: {self.reason}"
 
 
 @attrs.frozen
@@ -68,7 +35,8 @@ class Explanation:
 
     Attributes:
         name: What messages call the compiled object.
-        specializations: Those compiled, the one used last first. Eager fallbacks are not among them.
+        trees: The sets of guards, the one used last first, each with the specializations that
+            branches on data lead to.
         eager: The kinds of calls that run eagerly.
         recompiles: For every specialization after the first, what the call that needed it differed
             in from the one used last: path, value compiled for, value seen.
@@ -77,10 +45,15 @@ class Explanation:
     """
 
     name: str
-    specializations: tuple[SpecializationReport, ...]
+    trees: tuple[TreeReport, ...]
     eager: tuple[EagerReport, ...]
     recompiles: tuple[tuple[str, ...], ...]
     calls: Mapping[str, int]
+
+    @property
+    def specializations(self) -> tuple[SpecializationReport, ...]:
+        """Those compiled, tree by tree. Eager fallbacks are not among them."""
+        return tuple(leaf for tree in self.trees for leaf in tree.leaves)
 
     @property
     def graphs(self) -> tuple[str, ...]:
@@ -94,16 +67,13 @@ class Explanation:
 
     def __str__(self) -> str:
         served = ", ".join(f"{count} {way}" for way, count in self.calls.items())
-        made = _counted(len(self.specializations), "specialization")
+        made = counted(len(self.specializations), "specialization")
         parts = [f"{self.name}: {made}; calls: {served}"]
+        parts += [str(tree) for tree in self.trees if isinstance(tree.root, ForkReport)]
         parts += [f"specialization {i}: {s}" for i, s in enumerate(self.specializations)]
         parts += map(str, self.eager)
         parts += [f"recompile {i}: {'; '.join(why)}" for i, why in enumerate(self.recompiles)]
         return "\n\n".join(parts)
-
-
-def _counted(count: int, thing: str) -> str:
-    return f"{count} {thing}" if count == 1 else f"{count} {thing}s"
 
 
 def explain(compiled: Any) -> Explanation:
@@ -121,11 +91,21 @@ def explain(compiled: Any) -> Explanation:
     routes = [entry for entry in entries if isinstance(entry, EagerRoute)]
     return Explanation(
         dispatcher.name,
-        tuple(_specialization_report(entry, leaf) for entry in graphs for leaf in entry.leaves),
+        tuple(_trees(graphs, leading_arguments(compiled))),
         tuple(EagerReport(str(e.reason), e.guards.source, e.calls) for e in routes),
         tuple(dispatcher.recompiles),
         _calls(dispatcher, graphs, routes),
     )
+
+
+def _trees(
+    entries: list[Specialization], leading: Callable[[], tuple[Any, ...]]
+) -> Iterator[TreeReport]:
+    first = 0
+    for entry in entries:
+        leaves = {leaf: specialization_report(entry, leaf, leading) for leaf in [*entry.leaves]}
+        yield tree_report(entry.root, leaves, entry.guards.source, first, entry.calls)
+        first += len(leaves)
 
 
 def _calls(
@@ -133,17 +113,3 @@ def _calls(
 ) -> Mapping[str, int]:
     eager = dispatcher.eager_calls + sum(entry.calls for entry in routes)
     return {"graph": sum(entry.calls for entry in graphs), "eager": eager}
-
-
-def _specialization_report(entry: Specialization, leaf: Leaf) -> SpecializationReport:
-    sources = [*(fork.source for fork in leaf.forks), leaf.source]
-    return SpecializationReport(
-        ", ".join(dict.fromkeys(name for name, _ in leaf.parts)),
-        leaf.parts,
-        "\n".join(graph.print_readable(print_output=False) for graph in leaf.graphs),
-        entry.guards.source,
-        "\n".join(sources),
-        leaf.gates,
-        leaf.calls if leaf.forks else entry.calls,
-        leaf.compile_seconds,
-    )

@@ -7,10 +7,12 @@ from typing import Any
 
 import attrs
 
+from torchbay._claims import check_sizes
 from torchbay._options import given as given_options
 from torchbay._options import read as read_options
 from torchbay._registry import check_name, choose
 from torchbay.errors import InvalidArgument
+from torchbay.plugin import Backend
 
 __all__ = ["Settings"]
 
@@ -42,6 +44,19 @@ class Settings:
         self._check_dynamic()
         given_options(self.mode, self.options)
 
+    @property
+    def _asks_for_symbols(self) -> bool:
+        return bool(self.dynamic) or self.dynamic_shapes is not None
+
+    def check_sizes(self, backend: Backend) -> None:
+        """Refuse a backend that cannot take the symbolic sizes that were asked for.
+
+        Raises:
+            InvalidArgument: It cannot.
+        """
+        if self._asks_for_symbols:
+            check_sizes(backend, "dynamic=True" if self.dynamic else "dynamic_shapes")
+
     def check_backend(self) -> None:
         """Refuse what can be refused without importing a backend that was not asked to do more.
 
@@ -52,6 +67,8 @@ class Settings:
             check_name(self.fallback) if isinstance(self.fallback, str) else choose(self.fallback)
         if self.backend is None:
             return
+        if self._asks_for_symbols:
+            self.check_sizes(choose(self.backend))
         if isinstance(self.backend, str) and self.mode is None and self.options is None:
             check_name(self.backend)
         else:
@@ -78,8 +95,8 @@ class Settings:
     def _check_dynamic(self) -> None:
         if self.dynamic is not None and not isinstance(self.dynamic, bool):
             raise InvalidArgument(f"dynamic is {self.dynamic!r}", remedy="Pass True, False or None")
-        if self.dynamic or self.dynamic_shapes is not None:
+        if self.dynamic is not None and self.dynamic_shapes is not None:
             raise InvalidArgument(
-                "symbolic sizes are not available yet",
-                remedy="Leave dynamic and dynamic_shapes out: each size gets a specialization",
+                "both dynamic and dynamic_shapes are given",
+                remedy="Give one: dynamic_shapes says for each size what dynamic says for all",
             )

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import attrs
 
 from torchbay._call import Call
 from torchbay._guards import GuardFunction
+from torchbay._misses import take_miss
 from torchbay._observe import generator_states, restore_generators
 from torchbay._reason import Reason
 from torchbay._tree import MISS, Fork, Grown, Leaf, Node
@@ -81,13 +82,14 @@ class Specialization:
         """Whether there is a leaf captured from a call with this record."""
         return not self.may_refuse and any(leaf.record == record for leaf in self.leaves)
 
-    def why_missed(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
-        """Return why a call for which the guards hold is not served here."""
-        inputs = self.match(args, kwargs)
-        if self.root.refuses is not None and (reason := self.root.refuses(inputs)) is not None:
-            return f"{self.root.parts[0][0]} refuses the inputs: {reason}"
-        gates = ", ".join(self.leaves[-1].gates) or "was compiled"
-        return f"a branch on data went another way than {gates}"
+    def why_missed(self) -> str:
+        """Return why the call this thread tried here last was not served though its guards hold."""
+        if (reason := take_miss(self.root.nodes())) is not None:
+            return reason
+        if not isinstance(self.root, Fork):
+            return "its executable may refuse the inputs"
+        gates = ", ".join(self.leaves[-1].gates)
+        return f"a branch on data may go another way than {gates}"
 
 
 def _draws(root: Node) -> bool:
@@ -120,6 +122,6 @@ class EagerRoute:
 
     watch = _watch
 
-    def why_missed(self, _args: tuple[Any, ...], _kwargs: Mapping[str, Any]) -> str:
+    def why_missed(self) -> str:
         """Return why such calls run eagerly."""
         return str(self.reason)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from typing import Any
 
@@ -10,20 +11,24 @@ import torch
 
 from torchbay._build import Builder
 from torchbay._call import Call, Place
-from torchbay._claims import able_backends, complaint
+from torchbay._claims import able_backends, check_sizes, complaint
+from torchbay._dynamic_shapes import declared_by
 from torchbay._guards import GuardFunction, guards_of_graph
 from torchbay._lower import lower
-from torchbay._observe import Observation
+from torchbay._marks import marked
+from torchbay._observe import Observation, Reach
 from torchbay._options import read as read_options
 from torchbay._reason import CannotServe, Reason
 from torchbay._registry import choose, notify
 from torchbay._settings import Settings
+from torchbay._source import definition
 from torchbay._specialization import Specialization
 from torchbay._structure import tensors_in
-from torchbay._symbolic import SizeHistory, Symbolic
+from torchbay._symbolic import Declarations, Declared, SizeHistory, Symbolic
+from torchbay._torch_dims import fixing_line
 from torchbay._trace import Trace, trace
 from torchbay._tree import Leaf, Path, grow
-from torchbay.errors import UnsupportedGraph
+from torchbay.errors import DimensionFixed, UnsupportedGraph
 from torchbay.plugin import (
     Backend,
     Capabilities,
@@ -61,6 +66,7 @@ class Specializer:
         backend: Backend,
         options: Any,
         group: Specialization | None,
+        declared: Declarations,
     ) -> Specialization | None:
         """Run the stages from the trace to the executables.
 
@@ -69,21 +75,45 @@ class Specializer:
 
         Raises:
             CannotServe: The call cannot be in a graph, or no backend takes it.
+            DimensionFixed: The program serves one size only of a dimension declared dynamic.
             BackendFailed: The backend raised something of its own.
         """
-        symbolic = self._symbolic(call, observation, backend)
+        symbolic = self._symbolic(call, observation, backend, declared)
+        *attempts, last = _attempts(symbolic, observation)
+        for attempt in attempts:
+            with contextlib.suppress(CannotServe):
+                return self._specialized(call, observation, backend, options, group, attempt)
         try:
-            return self._specialized(call, observation, backend, options, group, symbolic)
-        except CannotServe:
-            if symbolic.is_static and not _reads_numbers(observation):
-                raise
-            # What cannot be left open can still be fixed.
-            fixed = Symbolic()
-            return self._specialized(call, observation, backend, options, group, fixed)
+            return self._specialized(call, observation, backend, options, group, last)
+        except CannotServe as refusal:
+            for key, said in symbolic.demanded.items():
+                raise _fixed(key, said, call, observation, refusal.reason) from refusal
+            raise
 
-    def _symbolic(self, call: Call, observation: Observation, backend: Backend) -> Symbolic:
-        state = [reading for reading in observation.readings if _is_free_tensor(reading.value)]
-        found = self._sizes.symbolic(call.tensors, state, call.numbers)
+    def declared(self, call: Call, reach: Reach, backend: Backend) -> Declarations:
+        """Return what the caller declared about a call's sizes, before it runs.
+
+        Raises:
+            InvalidArgument: It does not fit the call, or cannot be had.
+        """
+        where = definition(call.function)
+        given = self.settings.dynamic_shapes
+        found = dict(marked([*reach.tensors(), *call.tensors], where))
+        for (path, dim), said in found.items():
+            if said.is_demanded:
+                check_sizes(backend, f"{said.by} of dimension {dim} of {path}", where)
+        return found | dict(declared_by(given, call)) if given is not None else found
+
+    def _symbolic(
+        self, call: Call, observation: Observation, backend: Backend, declared: Declarations
+    ) -> Symbolic:
+        marked_paths = {path for path, _ in declared}
+        state = [
+            reading
+            for reading in observation.readings
+            if _is_free_tensor(reading.value) or reading.path in marked_paths
+        ]
+        found = self._sizes.symbolic(call.tensors, state, call.numbers, declared)
         return found if backend.capabilities.dynamic_shapes else Symbolic()
 
     def _specialized(
@@ -97,7 +127,9 @@ class Specializer:
     ) -> Specialization | None:
         started = time.perf_counter()
         captured = trace(call, observation, symbolic)
+        _refuse_fixed(captured, symbolic.demanded, call, observation)
         made = self._built_or_fallback(call, observation, captured, backend, options, group)
+        _refuse_fixed(captured, symbolic.demanded, call, observation)
         made.leaf.compile_seconds = time.perf_counter() - started
         notify("torchbay_compiled", _report(self.name, made.leaf))
         return made.entry
@@ -187,9 +219,52 @@ class _Made:
     leaf: Leaf
 
 
+def _refuse_fixed(
+    captured: Trace, demanded: Declarations, call: Call, observation: Observation
+) -> None:
+    """Raise if the program serves one size only of a dimension that was declared dynamic."""
+    for key, said in demanded.items():
+        if (line := fixing_line(captured.sizes[key])) is not None:
+            reason = Reason("the program takes no other size", where=line)
+            raise _fixed(key, said, call, observation, reason)
+
+
+def _fixed(
+    key: tuple[str, int], said: Declared, call: Call, observation: Observation, reason: Reason
+) -> DimensionFixed:
+    """Return the error of a call whose size cannot be left open as the caller demands."""
+    path, dim = key
+    what = f"dimension {dim} of {path}" if dim >= 0 else path
+    error = DimensionFixed(
+        f"{what} is declared dynamic by {said.by}, and cannot be: {reason.what}",
+        account=reason.where or definition(call.function),
+        remedy=_REMEDIES[said.by],
+    )
+    error.result = observation.result
+    return error
+
+
+_REMEDIES = {
+    "dynamic_shapes": "Change that line, or use Dim.AUTO to allow a graph for each such size",
+    "mark_unbacked(strict=True)": "Change that line, or leave out strict=True to allow it",
+    "mark_dynamic": "Change that line, or use maybe_mark_dynamic to allow it",
+}
+
+
 def _is_free_tensor(value: Any) -> bool:
     """Whether a value is a tensor that may well come in other sizes: no parameter."""
     return isinstance(value, torch.Tensor) and not isinstance(value, torch.nn.Parameter)
+
+
+def _attempts(symbolic: Symbolic, observation: Observation) -> list[Symbolic]:
+    """Return what to leave open, the most first: what cannot be left open can still be fixed."""
+    attempts = [symbolic]
+    if not symbolic.is_static:
+        attempts.append(attrs.evolve(symbolic, in_python=True))
+    may_be_fixed = not (symbolic.is_static and not _reads_numbers(observation))
+    if may_be_fixed and not symbolic.demanded:
+        attempts.append(Symbolic())
+    return attempts
 
 
 def _reads_numbers(observation: Observation) -> bool:

@@ -34,7 +34,9 @@ __all__ = [
     "compiler_flag",
     "fake_tensor_mode",
     "fake_tolist",
+    "fast_path_enabled",
     "function_mode_count",
+    "function_modes",
     "functionalized",
     "global_module_hooks",
     "has_effect_token",
@@ -366,8 +368,12 @@ def function_mode_count() -> int:
 
 def only_default_device_modes() -> bool:
     """Whether every active torch-function mode merely sets a default device."""
-    stack = (torch._C._get_function_stack_at(i) for i in range(_function_modes()))
-    return all(isinstance(mode, DeviceContext) for mode in stack)
+    return all(isinstance(mode, DeviceContext) for mode in function_modes())
+
+
+def function_modes() -> list[Any]:
+    """Return the torch-function modes that are active, the outermost first."""
+    return [torch._C._get_function_stack_at(i) for i in range(_function_modes())]
 
 
 def ambient_state_guard() -> Callable[[], bool]:
@@ -439,6 +445,11 @@ def compiler_flag() -> Iterator[None]:
                 # Whoever else raised it is another thread: none of ours runs inside a trace.
                 torch.compiler._is_compiling_flag = False
                 torch.backends.mha.set_fastpath_enabled(_fast_path_before)
+
+
+def fast_path_enabled() -> bool:
+    """Whether the user lets transformer layers take their fused path, whatever `compiler_flag` does."""
+    return _fast_path_before if _flag_users else torch.backends.mha.get_fastpath_enabled()
 
 
 def suspend_compiler_flag() -> None:

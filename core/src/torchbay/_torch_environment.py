@@ -24,6 +24,8 @@ class ObservedShapeEnv(shapes.ShapeEnv):
         observed: What each symbol read from data was in the observed run.
         defined: The number that each of them stands for.
         has_floats: Whether any of them is a float.
+        is_declaring: Whether what is decided is what the caller declared, and no line's doing.
+        serving_all: Where sizes are from that are symbols even if they are 0 or 1.
     """
 
     def __init__(self, line: Callable[[], str], decided: Callable[[Decision], None]) -> None:
@@ -34,12 +36,26 @@ class ObservedShapeEnv(shapes.ShapeEnv):
         self.observed: dict[Any, Any] = {}
         self.defined: dict[Any, Any] = {}
         self.has_floats = False
+        self.is_declaring = False
+        self.serving_all: set[Any] = set()
+        self._serving_all_symbols: set[Any] = set()
+
+    def create_symbol(self, val: Any, source: Any, *args: Any, **kwargs: Any) -> Any:
+        """Return a symbol, or the size itself where it is 0 or 1."""
+        if source not in self.serving_all:
+            return super().create_symbol(val, source, *args, **kwargs)
+        kwargs["do_not_specialize_zero_one"] = True
+        symbol = super().create_symbol(val, source, *args, **kwargs)
+        self._serving_all_symbols.add(symbol)
+        return symbol
 
     def evaluate_sym_node(self, sym_node: Any, *args: Any, **kwargs: Any) -> Any:
         """Return what a number or condition comes to, which becomes a guard or a gate."""
         # Rules of real numbers do not hold for floats: only v == v tells whether v is a NaN.
         if self.has_floats and _reads_float(number := _number_of(sym_node)):
             return self._decide(sym_node, number, _computed(number))
+        if (fallback := kwargs.get("fallback_value")) is not None and self._serves_all(sym_node):
+            return sympy.sympify(_known_or(sym_node, fallback))
         try:
             return super().evaluate_sym_node(sym_node, *args, **kwargs)
         except shapes.GuardOnDataDependentSymNode:
@@ -60,6 +76,11 @@ class ObservedShapeEnv(shapes.ShapeEnv):
             self._decided(Decision(number, sym_node.expr, outcome, self._line()))
         return sympy.sympify(self._known[key])
 
+    def _serves_all(self, sym_node: Any) -> bool:
+        """Whether a condition is about a size that 0 and 1 are not to be told apart from."""
+        is_condition = sym_node.pytype is bool
+        return is_condition and bool(self._serving_all_symbols & sym_node.expr.free_symbols)
+
     def _backed_values(self) -> Mapping[Any, Any]:
         """Return the value that each symbol of an input has; renamed in torch 2.13."""
         is_renamed = hasattr(self, "backed_var_to_val")
@@ -68,7 +89,15 @@ class ObservedShapeEnv(shapes.ShapeEnv):
 
     def _get_sloc(self, framework_loc: str | None = None) -> Any:
         del framework_loc
-        return _SLoc(self._line(), None)
+        return _SLoc("" if self.is_declaring else self._line(), None)
+
+
+def _known_or(sym_node: Any, fallback: Any) -> Any:
+    """Return what a condition comes to for every size, or else what serves every size."""
+    if shapes.statically_known_true(torch.SymBool(sym_node)):
+        return True
+    opposite = torch.SymBool(sym_node.sym_not())
+    return False if shapes.statically_known_true(opposite) else fallback
 
 
 def _number_of(sym_node: Any) -> Any:

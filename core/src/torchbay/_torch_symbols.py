@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeGuard
 
 import attrs
@@ -34,6 +35,7 @@ __all__ = [
     "size_guards",
     "size_source",
     "symbolic_int",
+    "symbolic_kernels",
     "symbolic_mode",
     "symbols_of",
 ]
@@ -128,8 +130,10 @@ def concrete(value: Any) -> Any:
 
 def assumptions_of(mode: Any) -> list[Assumption]:
     """Return what operators took to be true of numbers read from data, without knowing them."""
-    found = mode.shape_env.deferred_runtime_asserts.values()
-    return [Assumption(assertion.expr) for group in found for assertion in group]
+    environment = mode.shape_env
+    found = environment.deferred_runtime_asserts.values()
+    # A second trace names sizes anew before it learns which ones they are.
+    return [Assumption(environment.replace(a.expr)) for group in found for a in group]
 
 
 def defined_numbers(mode: Any, fakes: Sequence[torch.Tensor]) -> dict[Any, Any]:
@@ -157,11 +161,29 @@ def symbols_of(fakes: Mapping[str, Any]) -> dict[Any, str]:
     return found
 
 
-def fake_of(mode: Any, tensor: torch.Tensor, name: str, dims: frozenset[int]) -> torch.Tensor:
+def fake_of(
+    mode: Any,
+    tensor: torch.Tensor,
+    name: str,
+    dims: frozenset[int],
+    serving_all: frozenset[int] = frozenset(),
+) -> torch.Tensor:
     """Return the fake of a tensor, some of whose dimensions have symbolic sizes.
 
     Aliases stay aliases within one mode.
+
+    Args:
+        mode: The mode to make it in.
+        tensor: The tensor.
+        name: What guards call it.
+        dims: The dimensions whose sizes are symbols, those of 0 and 1 aside.
+        serving_all: Those of them whose sizes are symbols even then.
     """
+    from torch._dynamo.source import LocalSource, TensorProperty, TensorPropertySource
+
+    mode.shape_env.serving_all |= {
+        TensorPropertySource(LocalSource(name), TensorProperty.SIZE, dim) for dim in serving_all
+    }
     fake: torch.Tensor
     if dims and not (tensor.is_conj() or tensor.is_neg()):
         fake = _symbolic_fake(mode, tensor, name, dims)
@@ -198,6 +220,15 @@ def symbolic_int(mode: Any, value: int, name: str) -> torch.SymInt:
     symbol = environment.create_unspecified_symbol(value, source, DimDynamic.DYNAMIC)
     number: torch.SymInt = environment.create_symintnode(symbol, hint=value, source=source)
     return number
+
+
+@contextmanager
+def symbolic_kernels() -> Iterator[None]:
+    """Use what PyTorch has in Python of its operators, which takes symbols throughout."""
+    from torch._dispatch.python import enable_python_dispatcher
+
+    with enable_python_dispatcher():
+        yield
 
 
 def size_guards(mode: Any, inputs: Mapping[str, Any]) -> list[tuple[str, str]]:

@@ -17,8 +17,9 @@ import torch
 from torchbay._build import Built
 from torchbay._guards import GuardFunction, compile_source
 from torchbay._lower import INPUTS, LAST, Lowered, Part, Place, Source, Stage
+from torchbay._misses import note_miss
 from torchbay._reason import CannotServe
-from torchbay._torch_compat import inference_execution, plain_execution
+from torchbay._torch_compat import OpOverload, inference_execution, plain_execution
 from torchbay._torch_symbols import symbols_of
 from torchbay._trace import Trace
 
@@ -42,6 +43,8 @@ class Fork:
     Attributes:
         key: Equal for stages that compute the same from the same.
         is_random: Whether the stage draws random numbers.
+        reads: What its gate reads, readable.
+        where: File and line that asked, where known.
         gives: Which of the stage's operators it hands on, by number; only ever added to.
         built: What computes it, or None if the gate needs nothing computed.
         branches: What follows, by outcome.
@@ -51,6 +54,8 @@ class Fork:
 
     key: str
     is_random: bool
+    reads: str
+    where: str
     gives: list[int] = attrs.field(factory=list)
     built: Built | None = None
     branches: dict[Any, Node] = attrs.field(factory=dict)
@@ -62,6 +67,13 @@ class Fork:
         assert self.built is not None
         return self.built.executable.run(inputs)
 
+    def other_way(self, outcome: Any) -> str:
+        """Return how an outcome differs from those that are compiled."""
+        ways = _either([str(key) for key in list(self.branches)])
+        where = f" at {self.where}" if self.where else ""
+        condition = f"{self.reads} == {ways}{where}"
+        return f"a branch on data went another way than {condition}: seen {outcome!r}"
+
     @property
     def refuses(self) -> Callable[[Sequence[Any]], str | None] | None:
         """The executable's own guard, if it has one."""
@@ -71,6 +83,11 @@ class Fork:
     def parts(self) -> tuple[tuple[str, tuple[str, ...]], ...]:
         """The backends that compiled it."""
         return self.built.parts if self.built is not None else ()
+
+    @property
+    def operators(self) -> int:
+        """How many operators it runs."""
+        return _operator_count(self.built)
 
     def nodes(self) -> Iterator[Node]:
         """Yield this node and all that follow."""
@@ -120,12 +137,38 @@ class Leaf:
         built = (*(fork.built for fork in self.forks), self.built)
         return tuple(b.part.graph for b in built if b is not None)
 
+    @property
+    def operators(self) -> int:
+        """How many operators it runs."""
+        return _operator_count(self.built)
+
     def nodes(self) -> Iterator[Node]:
         """Yield this node."""
         yield self
 
 
 Node = Fork | Leaf
+
+
+def _operator_count(built: Built | None) -> int:
+    nodes = built.part.graph.graph.nodes if built is not None else ()
+    return sum(isinstance(node.target, OpOverload) for node in nodes)
+
+
+def _left(node: Node, reason: str) -> Any:
+    """Note why a call leaves the tree at a node, and return `MISS`."""
+    note_miss(node, reason)
+    return MISS
+
+
+def _either(texts: Sequence[str]) -> str:
+    """Return outcomes as a list in words, the first few of many."""
+    shown = [*texts[:_MOST_SHOWN], f"{len(texts) - _MOST_SHOWN} others"]
+    *before, last = shown if len(texts) > _MOST_SHOWN else texts
+    return f"{', '.join(before)} or {last}" if before else last
+
+
+_MOST_SHOWN = 8
 
 
 @attrs.frozen(eq=False)
@@ -226,7 +269,8 @@ def _built_nodes(path: Path, shared: list[Fork], build: Build) -> tuple[list[For
     """Return the forks of a path and its leaf, what its tree does not have yet built."""
     stages, forks = path.lowered.stages, [*shared]
     for stage in stages[len(shared) :]:
-        forks.append(Fork(stage.key, stage.is_random))
+        reads = stage.gate.reads_as(stage.text)
+        forks.append(Fork(stage.key, stage.is_random, reads, stage.gate.where))
         _hand_on(forks[-1], stage, build)
     last = path.lowered.last
     built = build(last, path.lowered.mutated) if last is not None else None
@@ -241,7 +285,7 @@ def _emit(
     forks = [node for node in nodes if isinstance(node, Fork)]
     for position in range(first, len(nodes)):
         node, behind = nodes[position], forks[: position + 1]
-        lines = _matching_lines() if is_matching and position == first else []
+        lines = _matching_lines(node) if is_matching and position == first else []
         if isinstance(node, Fork):
             _emit_fork(path, guards, behind, lines)
         else:
@@ -260,7 +304,7 @@ _MOST_FORKS = 64
 class _Route:
     """How the code of a node reaches inputs, what forks handed on, and its own outputs."""
 
-    def __init__(self, path: Path, forks: Sequence[Fork]) -> None:
+    def __init__(self, path: Path, forks: Sequence[Fork], *, is_leaf: bool = False) -> None:
         self._forks = forks
         self._names = path.trace.names
         reached = {f"inputs[{i}]": fake for i, fake in enumerate(path.trace.fakes)}
@@ -268,7 +312,8 @@ class _Route:
             for slot, index in enumerate(fork.gives):
                 if index < len(stage.values) and isinstance(stage.values[index], torch.Tensor):
                     reached[f"step_{stage.level}[{slot}]"] = stage.values[index]
-        reached |= {f"raw[{i}]": fake for i, fake in enumerate(path.lowered.outputs)}
+        if is_leaf:
+            reached |= {f"raw[{i}]": fake for i, fake in enumerate(path.lowered.outputs)}
         self.symbols = symbols_of(reached)
         self.input_count = len(path.trace.fakes)
 
@@ -303,13 +348,13 @@ def _emit_fork(path: Path, guards: GuardFunction, forks: list[Fork], lines: list
     route = _Route(path, forks)
     body = [*lines, *_part_lines(fork.built, route, f"step_{level} = ", "fork.execute")]
     outcome = route.source(stage)
-    key = outcome if type(stage.gate.value) in _EXACT else f"repr({outcome})"
+    key = "outcome" if type(stage.gate.value) in _EXACT else "repr(outcome)"
     steps = [f"step_{i}" for i in range(1, level + 1)]
     body += [
         *([f"step_{level} = ()"] if fork.built is None else []),
-        *_branch_lines(key),
+        *_branch_lines(outcome, key),
         "if branch is None:",
-        f"{_INDENT}return MISS",
+        f"{_INDENT}return left(fork, fork.other_way(outcome))",
         f"return branch.run({', '.join(['inputs', 'args', 'kwargs', *steps])})",
     ]
     fork.source, fork.run = _emitted(path, guards, body, level, fork=fork, built=fork.built)
@@ -319,7 +364,7 @@ def _emit_leaf(
     path: Path, guards: GuardFunction, forks: list[Fork], leaf: Leaf, lines: list[str]
 ) -> None:
     trace, lowered = path.trace, path.lowered
-    route = _Route(path, forks)
+    route = _Route(path, forks, is_leaf=True)
     sources = (*trace.effects, trace.result)
     is_needed = any("inputs[" in source for source in sources) or bool(lowered.written)
     results = [route.source(result) for result in lowered.results]
@@ -338,16 +383,22 @@ def _emit_leaf(
     )
 
 
-def _branch_lines(key: str) -> list[str]:
+def _branch_lines(outcome: str, key: str) -> list[str]:
     """Return lines that look up where to go; a division by zero is the program's to raise."""
-    line = f"branch = fork.branches.get({key})"
-    if not any(sign in key for sign in ("/", "%", "**")):
-        return [line]
-    return ["try:", f"{_INDENT}{line}", "except ArithmeticError:", f"{_INDENT}return MISS"]
+    lines, following = [f"outcome = {outcome}"], f"branch = fork.branches.get({key})"
+    if any(sign in outcome for sign in ("/", "%", "**")):
+        noted = f"{_INDENT}return left(fork, 'a branch on data divides by zero')"
+        lines = ["try:", _INDENT + lines[0], "except ArithmeticError:", noted]
+    return [*lines, following]
 
 
-def _matching_lines() -> list[str]:
-    return ["inputs = match(args, kwargs)", "if inputs is None:", f"{_INDENT}return MISS"]
+def _matching_lines(node: Node) -> list[str]:
+    name = "fork" if isinstance(node, Fork) else "leaf"
+    return [
+        "inputs = match(args, kwargs)",
+        "if inputs is None:",
+        f"{_INDENT}return left({name}, '; '.join(map(str, mismatches(args, kwargs))))",
+    ]
 
 
 def _part_lines(
@@ -363,7 +414,10 @@ def _part_lines(
         given = "inputs[:]" if is_keeping else "inputs"
     lines = []
     if built.refuses is not None:
-        lines = [f"if refuses({given}) is not None:", f"{_INDENT}return MISS"]
+        node = "fork" if execute == "fork.execute" else "leaf"
+        reason = f"{f'{built.parts[0][0]} refuses the inputs: '!r} + refusal"
+        lines = [f"refusal = refuses({given})", "if refusal is not None:"]
+        lines.append(f"{_INDENT}return left({node}, {reason})")
     return [*lines, f"{target}{execute}({given})"]
 
 
@@ -388,11 +442,13 @@ def _emitted(
     source = "\n".join([*lines, ""])
     variables: Mapping[str, Any] = {
         **path.trace.names.values,
-        "MISS": MISS,
+        "left": _left,
+        "mismatches": guards.mismatches,
         "execute": built.executable.run if built is not None else None,
         "inference_execution": inference_execution,
         "match": guards.match,
         "math": math,
+        "torch": torch,
         "plain_execution": plain_execution,
         "refuses": built.refuses if built is not None else None,
         **more,

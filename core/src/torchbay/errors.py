@@ -14,6 +14,7 @@
   x CaptureError               a call cannot be served from a graph
     + NotServed                ... and the caller asked for nothing less; carries the call's result
     + RecompileLimit           ... because the limit of specializations is reached
+    + DimensionFixed           ... with a size the caller declared to be dynamic; carries the result
 
 Each has three parts: what happened, on whose account, and what to do about it.
 """
@@ -27,6 +28,7 @@ __all__ = [
     "BackendFailed",
     "BackendOutdated",
     "CaptureError",
+    "DimensionFixed",
     "InvalidArgument",
     "NoBackend",
     "NotServed",
@@ -114,6 +116,15 @@ class CaptureError(TorchbayError):
 
 class NotServed(CaptureError):
     """A call could not be served from a graph and ``fullgraph=True`` asked for nothing less.
+
+    The call itself did happen: its value is in ``result``.
+    """
+
+    result: object = None
+
+
+class DimensionFixed(CaptureError):
+    """The program serves one size only of a dimension that was declared to be dynamic.
 
     The call itself did happen: its value is in ``result``.
     """

@@ -161,7 +161,7 @@ def starts_its_hidden_state_over_when_it_is_reset():
     return Stateful(forward, hidden=None)
 
 
-@scenario(calls(X, times=8), at_most=2)
+@scenario(calls(X, times=8), eagerly=True)
 def collects_every_activation_in_a_list():
     def forward(self, x):
         self.log.append(x * 2)
@@ -246,7 +246,10 @@ def writes_into_a_dict_it_is_given():
     return program
 
 
-@scenario(calls(together=lambda _: (torch.randn(3), types.SimpleNamespace(hidden=torch.ones(3)))))
+@scenario(
+    calls(together=lambda _: (torch.randn(3), types.SimpleNamespace(hidden=torch.ones(3)))),
+    eagerly=True,
+)
 def writes_onto_an_object_it_is_given():
     def program(x, state):
         state.hidden = state.hidden + x

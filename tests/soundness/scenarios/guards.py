@@ -129,7 +129,11 @@ def tells_one_list_passed_twice_from_two():
     return lambda x, one, two: x * 2 if one is two else x * 3
 
 
-@scenario(calls(together=lambda _: _two_lists()), calls(together=lambda _: _one_list_twice()))
+@scenario(
+    calls(together=lambda _: _two_lists()),
+    calls(together=lambda _: _one_list_twice()),
+    eagerly=True,
+)
 def writes_to_one_list_passed_twice():
     def program(x, one, two):
         one.append(2.0)

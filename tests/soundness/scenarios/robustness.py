@@ -297,7 +297,7 @@ def runs_a_custom_operator():
     return lambda x: shifted(x * 2, 3.0) + 1
 
 
-@scenario(calls(X), at_most=1)
+@scenario(calls(X), eagerly=True)
 def runs_a_custom_operator_that_writes():
     def program(x):
         shift_(x, 3.0)

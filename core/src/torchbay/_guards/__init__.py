@@ -14,6 +14,7 @@ from torchbay._guards._kinds import (
     ContainerGuard,
     DistinctGuard,
     EnvironmentGuard,
+    FastPathGuard,
     Guard,
     IdentityGuard,
     KeysGuard,
@@ -30,6 +31,7 @@ from torchbay._guards._kinds import (
     TensorGuard,
     ValueGuard,
     float_tensor,
+    kind_of,
     tensor_facts,
 )
 from torchbay._observe import Holder, Observation, Reading, argument_holders
@@ -46,6 +48,7 @@ __all__ = [
     "compile_source",
     "guards_of_call",
     "guards_of_graph",
+    "kind_of",
 ]
 
 
@@ -56,12 +59,14 @@ def guards_of_graph(
     names = _names(call)
     access = Access(names, observation.watched, call)
     with observation.as_before():
-        read = [
-            *_watch_guards(observation.watched, access),
+        read: list[Guard] = [
+            *_watch_guards(observation.watched, access, trace.numbers),
             *_shared(call, observation.watched, access),
             *_distinct(call, observation, access),
+            *_passed_once(call),
             *(EnvironmentGuard(name, value) for name, value in observation.environment.items()),
             *(LevelGuard(*asked, answer) for asked, answer in observation.levels.items()),
+            *([FastPathGuard()] if observation.reads_fast_path else []),
         ]
         answers = answer_guards(trace.inputs, observation, access)
         return _emitted(call, access, read, trace.inputs, written, names, trace, [*answers])
@@ -91,22 +96,23 @@ def _emitted(  # noqa: PLR0913, PLR0917 - what every guard function is made of
     tensors = [_tensor_guard(access.of(e.places[0]), e, fake) for e, fake in pairs]
     before = [*_call_guards(call, numbers), *read]
     after = [*_ties(inputs, access), *_overlap(inputs, tensors, written), *answers]
-    after += _size_guards(trace, tensors) if trace is not None else []
+    after += _size_guards(trace, tensors, access) if trace is not None else []
     are_alike = tensor_guard([e.tensor for e in inputs], [f for _, f in pairs]) if inputs else None
-    expressions = [_number_source(item, names) for item in numbers]
+    expressions = [_number_source(place, access, names) for place in numbers]
     return emit(before, tensors, expressions, after, names, are_alike)
 
 
-def _number_source(item: Item, names: Names) -> str:
+def _number_source(place: Item | Reading, access: Access, names: Names) -> str:
     """Return an expression for a number as the graph takes it."""
-    is_int = isinstance(item.value, int)
-    return item.access if is_int else f"{names.of(float_tensor, 'float_tensor')}({item.access})"
+    source = access.of(place)
+    is_int = isinstance(place.value, int)
+    return source if is_int else f"{names.of(float_tensor, 'float_tensor')}({source})"
 
 
-def _size_guards(trace: Trace, tensors: Sequence[TensorGuard]) -> Iterable[Guard]:
+def _size_guards(trace: Trace, tensors: Sequence[TensorGuard], access: Access) -> Iterable[Guard]:
     """Guard what the graph relies on about the sizes and numbers that it leaves open."""
     places = [(guard.path, guard.access) for guard in tensors]
-    places += [(item.path, item.access) for item in trace.numbers]
+    places += [(place.path, access.of(place)) for place in trace.numbers]
     symbolic = {f"t{i}": fake for i, fake in enumerate(trace.fakes) if has_symbols(fake)}
     for expression, where in size_guards(trace.mode, symbolic):
         yield RelationGuard.of(expression, places, where)
@@ -128,7 +134,7 @@ def _names(call: Call) -> Names:
     return names
 
 
-def _call_guards(call: Call, numbers: Sequence[Item]) -> Iterable[Guard]:
+def _call_guards(call: Call, numbers: Sequence[Item | Reading]) -> Iterable[Guard]:
     yield ShapeOfCallGuard(len(call.args), tuple(call.kwargs))
     for item, container in call.containers:
         yield ContainerGuard(item.path, item.access, container.form)
@@ -141,12 +147,18 @@ def _call_guards(call: Call, numbers: Sequence[Item]) -> Iterable[Guard]:
         yield ObjectGuard.of(item.path, item.access, item.value)
 
 
-def _watch_guards(watched: Sequence[Holder], access: Access) -> Iterable[Guard]:
+def _watch_guards(
+    watched: Sequence[Holder], access: Access, numbers: Sequence[Item | Reading]
+) -> Iterable[Guard]:
+    counted = {(id(r.holder), r.key) for r in numbers if isinstance(r, Reading)}
     for holder in watched:
         # What a tuple holds cannot change.
         if not isinstance(holder.container, tuple) or not holder.is_fixed:
             for reading in holder.readings:
-                yield from _reading_guards(reading, holder, access)
+                if (id(reading.holder), reading.key) in counted:
+                    yield NumberGuard(reading.path, access.of(reading), type(reading.value))
+                else:
+                    yield from _reading_guards(reading, holder, access)
     growing = [holder for holder in watched if _can_grow(holder)]
     fixed = [(holder.path, holder.container) for holder in growing if holder.is_fixed]
     for group in ([s for s in fixed if not s[1]], [s for s in fixed if s[1]]):
@@ -237,6 +249,15 @@ def _distinct(call: Call, observation: Observation, access: Access) -> Iterable[
         if free or (fixed and reached):
             path = ", ".join(holder.path for holder in targets)
             yield DistinctGuard(path, (*free, *fixed), tuple(reached), pinned)
+
+
+def _passed_once(call: Call) -> Iterable[Guard]:
+    """Guard that lists and dicts passed as several arguments are several: ``a is b`` tells."""
+    passed = [item for item, _ in call.containers if isinstance(item.value, (list, dict))]
+    items = list({id(item.value): item for item in passed}.values())
+    if len(items) > 1:
+        path = ", ".join(item.path for item in items)
+        yield DistinctGuard(path, tuple(item.access for item in items), (), frozenset())
 
 
 _WRITTEN = (list, dict, set)

@@ -12,7 +12,14 @@ from typing import Any
 import attrs
 import torch
 
-from torchbay._guards._kinds import CANNOT_LOOK, AmbientGuard, Guard, Mismatch, TensorGuard
+from torchbay._guards._kinds import (
+    CANNOT_LOOK,
+    AmbientGuard,
+    Guard,
+    Mismatch,
+    TensorGuard,
+    UniqueTensorsGuard,
+)
 from torchbay._source import Names
 from torchbay._structure import is_plain, same_value
 from torchbay._torch_compat import ambient_state_guard
@@ -31,12 +38,15 @@ class GuardFunction:
         guards: The guards, in the order they are checked.
         source: The function as Python source.
         match: The function: ``(args, kwargs)`` to the graph's inputs, or None on a miss.
+        variables: What the function's source names.
+        sources: Each guard as Python source.
     """
 
     guards: tuple[Guard, ...]
     source: str
     match: Callable[[tuple[Any, ...], Mapping[str, Any]], list[torch.Tensor] | None]
     variables: Mapping[str, Any]
+    sources: tuple[str, ...]
 
     def is_like(self, other: GuardFunction) -> bool:
         """Whether another function checks the same of the same objects."""
@@ -46,9 +56,16 @@ class GuardFunction:
         return all(_is_same(self.variables[key], other.variables.get(key)) for key in shared)
 
     def mismatches(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Mismatch]:
-        """Return every guard that fails for a call, and how."""
+        """Return every guard that fails for a call, and how; empty only for a hit."""
         variables = {**self.variables, "args": args, "kwargs": kwargs}
-        return [m for guard in self.guards if (m := guard.mismatch(variables)) is not None]
+        found = [m for guard in self.guards if (m := guard.mismatch(variables)) is not None]
+        if found or self.match(args, kwargs) is not None:
+            return found
+        if not self.variables["ambient_state_is_unchanged"]():
+            return [
+                Mismatch("ambient state", "PyTorch's flags as they were", "one of them changed")
+            ]
+        return [Mismatch("the call", "what its guards say", "something that none of them names")]
 
 
 # Made anew for each function, from what its source says.
@@ -84,9 +101,12 @@ def emit(
         "are_alike": are_alike,
         "CANNOT_LOOK": CANNOT_LOOK,
     }
-    body = _refusals([guard.source(names) for guard in before])
+    ambient, unique = AmbientGuard(), _unique(tensors)
+    guards = (*before, ambient, *tensors, *unique, *after)
+    sources = {id(guard): guard.source(names) for guard in guards}
+    body = _refusals([sources[id(guard)] for guard in before])
     body += _input_list(tensors, numbers)
-    body += _refusals([guard.source(names) for guard in after])
+    body += _refusals([sources[id(guard)] for guard in after])
     body.append("return inputs")
     source = "\n".join(
         [
@@ -101,8 +121,13 @@ def emit(
         ]
     )
     function = compile_source(source, "match", names.values)
-    guards = (*before, AmbientGuard(), *tensors, *after)
-    return GuardFunction(guards, source, function, function.__globals__)
+    texts = tuple(sources[id(guard)] for guard in guards)
+    return GuardFunction(guards, source, function, function.__globals__, texts)
+
+
+def _unique(tensors: Sequence[TensorGuard]) -> list[UniqueTensorsGuard]:
+    places = tuple((guard.path, guard.access) for guard in tensors)
+    return [UniqueTensorsGuard(places)] if len(places) > 1 else []
 
 
 def _input_list(guards: Sequence[TensorGuard], numbers: Sequence[str]) -> list[str]:

@@ -15,7 +15,7 @@ import torch
 
 from torchbay._source import Names
 from torchbay._structure import Form, keys_test, same_value, take_apart, value_test
-from torchbay._torch_compat import function_mode_count
+from torchbay._torch_compat import fast_path_enabled, function_mode_count
 
 __all__ = [
     "CANNOT_LOOK",
@@ -23,6 +23,7 @@ __all__ = [
     "ContainerGuard",
     "DistinctGuard",
     "EnvironmentGuard",
+    "FastPathGuard",
     "Guard",
     "IdentityGuard",
     "KeysGuard",
@@ -37,16 +38,18 @@ __all__ = [
     "SizeGuard",
     "SizesGuard",
     "TensorGuard",
+    "UniqueTensorsGuard",
     "ValueGuard",
     "ambient_values",
     "float_tensor",
+    "kind_of",
     "tensor_facts",
 ]
 
 _MISSING = "missing"
 
-CANNOT_LOOK = (LookupError, AttributeError, TypeError, ValueError)
-"""What looking something up raises when the way to it is gone: keys, attributes, cells, objects."""
+CANNOT_LOOK = (LookupError, AttributeError, TypeError, ValueError, ArithmeticError)
+"""What a guard raises when the way to something is gone, or a relation has no meaning."""
 
 
 @attrs.frozen
@@ -68,11 +71,21 @@ class Guard(Protocol):
     def path(self) -> str:
         """What the assumption is about, as a user would write it."""
 
+    @property
+    def expected(self) -> str:
+        """What was there when the graph was captured."""
+
     def source(self, names: Names) -> str:
         """Return an expression that is true while the assumption holds."""
 
     def mismatch(self, variables: Mapping[str, Any]) -> Mismatch | None:
         """Return how the assumption fails, or None while it holds."""
+
+
+def kind_of(guard: Guard) -> str:
+    """Return what kind of guard it is, in words."""
+    name = type(guard).__name__.removesuffix("Guard")
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name).lower()
 
 
 def _look(access: str, variables: Mapping[str, Any]) -> tuple[bool, Any]:
@@ -90,6 +103,10 @@ class ShapeOfCallGuard:
     keywords: tuple[str, ...]
     path: str = "the call"
 
+    @property
+    def expected(self) -> str:
+        return self._show(self.positional, self.keywords)
+
     def source(self, names: Names) -> str:
         del names
         keywords = f"[*kwargs] == {list(self.keywords)}" if self.keywords else "not kwargs"
@@ -99,9 +116,7 @@ class ShapeOfCallGuard:
         positional, keywords = len(variables["args"]), tuple(variables["kwargs"])
         if (positional, keywords) == (self.positional, self.keywords):
             return None
-        return Mismatch(
-            self.path, self._show(self.positional, self.keywords), self._show(positional, keywords)
-        )
+        return Mismatch(self.path, self.expected, self._show(positional, keywords))
 
     @staticmethod
     def _show(positional: int, keywords: tuple[str, ...]) -> str:
@@ -117,6 +132,10 @@ class ContainerGuard:
     access: str
     form: Form
 
+    @property
+    def expected(self) -> str:
+        return str(self.form)
+
     def source(self, names: Names) -> str:
         return self.form.test(self.access, names)
 
@@ -126,7 +145,7 @@ class ContainerGuard:
         if container is not None and container.form.is_same(self.form):
             return None
         seen = container.form if container is not None else type(value).__qualname__
-        return Mismatch(self.path, str(self.form), str(seen) if found else _MISSING)
+        return Mismatch(self.path, self.expected, str(seen) if found else _MISSING)
 
 
 @attrs.frozen
@@ -137,6 +156,10 @@ class ValueGuard:
     access: str
     value: Any
 
+    @property
+    def expected(self) -> str:
+        return repr(self.value)
+
     def source(self, names: Names) -> str:
         return value_test(self.access, self.value, names)
 
@@ -144,7 +167,7 @@ class ValueGuard:
         found, seen = _look(self.access, variables)
         if found and same_value(seen, self.value):
             return None
-        return Mismatch(self.path, repr(self.value), _brief(seen) if found else _MISSING)
+        return Mismatch(self.path, self.expected, _brief(seen) if found else _MISSING)
 
 
 @attrs.frozen
@@ -154,6 +177,10 @@ class NumberGuard:
     path: str
     access: str
     kind: type
+
+    @property
+    def expected(self) -> str:
+        return f"a finite {self.kind.__name__}"
 
     def source(self, names: Names) -> str:
         is_kind = f"type({self.access}) is {self.kind.__name__}"
@@ -165,7 +192,7 @@ class NumberGuard:
         found, seen = _look(self.access, variables)
         if found and type(seen) is self.kind and math.isfinite(seen):  # type: ignore[arg-type]
             return None
-        return Mismatch(self.path, f"a finite {self.kind.__name__}", _brief(seen))
+        return Mismatch(self.path, self.expected, _brief(seen) if found else _MISSING)
 
 
 def float_tensor(value: float) -> torch.Tensor:
@@ -206,23 +233,27 @@ class RelationGuard:
         accesses = {number: places[number][1] for number in used}
         return cls(path, relation, _INPUT.sub(r"inputs[\1]", expression), accesses, where)
 
+    @property
+    def expected(self) -> str:
+        return f"{self.relation}, which {self.where} relies on" if self.where else self.relation
+
     def source(self, names: Names) -> str:
-        names.values.setdefault("math", math)
+        names.values |= _FUNCTIONS
         return f"({self.expression})"
 
     def mismatch(self, variables: Mapping[str, Any]) -> Mismatch | None:
         found = {number: _look(access, variables) for number, access in self.accesses.items()}
         inputs = {number: value for number, (_, value) in found.items()}
         try:
-            if eval(self.expression, {"inputs": inputs, "math": math}):  # noqa: S307 - our own source
+            if eval(self.expression, {"inputs": inputs, **_FUNCTIONS}):  # noqa: S307 - our own source
                 return None
         except CANNOT_LOOK:
             pass
-        line = f", which {self.where} relies on" if self.where else ""
         seen = ", ".join(_brief(value) for value in inputs.values())
-        return Mismatch(self.path, f"{self.relation}{line}", seen)
+        return Mismatch(self.path, self.expected, seen)
 
 
+_FUNCTIONS = {"math": math, "torch": torch}
 _INPUT = re.compile(r"L\['t(\d+)'\]")
 
 
@@ -249,6 +280,10 @@ class ObjectGuard:
         except TypeError:
             return cls(path, access, lambda: value, description)
 
+    @property
+    def expected(self) -> str:
+        return self.description
+
     def source(self, names: Names) -> str:
         return f"{self.access} is {names.of(self.reference, f'{self.path}_ref')}()"
 
@@ -256,7 +291,7 @@ class ObjectGuard:
         found, seen = _look(self.access, variables)
         if found and seen is not None and seen is self.reference():
             return None
-        return Mismatch(self.path, self.description, _address(seen) if found else _MISSING)
+        return Mismatch(self.path, self.expected, _address(seen) if found else _MISSING)
 
 
 @attrs.frozen(eq=False)
@@ -267,6 +302,10 @@ class IdentityGuard:
     access: str
     value: Any
 
+    @property
+    def expected(self) -> str:
+        return _address(self.value)
+
     def source(self, names: Names) -> str:
         return f"{self.access} is {names.of(self.value, self.path)}"
 
@@ -274,7 +313,7 @@ class IdentityGuard:
         found, seen = _look(self.access, variables)
         if found and seen is self.value:
             return None
-        return Mismatch(self.path, _address(self.value), _address(seen) if found else _MISSING)
+        return Mismatch(self.path, self.expected, _address(seen) if found else _MISSING)
 
 
 def _address(value: object) -> str:
@@ -292,6 +331,10 @@ class EnvironmentGuard:
     def path(self) -> str:
         return f"os.environ[{self.name!r}]"
 
+    @property
+    def expected(self) -> str:
+        return repr(self.value)
+
     def source(self, names: Names) -> str:
         # The dict behind os.environ: a tenth of the cost.
         variables = names.of(vars(os.environ)["_data"], "environment")
@@ -301,7 +344,28 @@ class EnvironmentGuard:
     def mismatch(self, variables: Mapping[str, Any]) -> Mismatch | None:
         del variables
         seen = os.environ.get(self.name)
-        return None if seen == self.value else Mismatch(self.path, repr(self.value), repr(seen))
+        return None if seen == self.value else Mismatch(self.path, self.expected, repr(seen))
+
+
+@attrs.frozen
+class FastPathGuard:
+    """PyTorch's transformers are let take their fused path, or are not, as they were."""
+
+    is_enabled: bool = attrs.field(factory=fast_path_enabled)
+    path: str = "torch.backends.mha.get_fastpath_enabled()"
+
+    @property
+    def expected(self) -> str:
+        return repr(self.is_enabled)
+
+    def source(self, names: Names) -> str:
+        return f"{names.of(fast_path_enabled, 'fast_path_enabled')}() is {self.is_enabled}"
+
+    def mismatch(self, variables: Mapping[str, Any]) -> Mismatch | None:
+        del variables
+        seen = fast_path_enabled()
+        is_same = seen is self.is_enabled
+        return None if is_same else Mismatch(self.path, self.expected, repr(seen))
 
 
 @attrs.frozen
@@ -314,8 +378,11 @@ class LevelGuard:
 
     @property
     def path(self) -> str:
-        """What the assumption is about."""
         return f"level {logging.getLevelName(self.level)} of logger {self.logger.name}"
+
+    @property
+    def expected(self) -> str:
+        return _ENABLED[self.is_enabled]
 
     def source(self, names: Names) -> str:
         logger = names.of(self.logger, f"{self.logger.name}_logger")
@@ -323,10 +390,9 @@ class LevelGuard:
 
     def mismatch(self, variables: Mapping[str, Any]) -> Mismatch | None:
         del variables
-        is_enabled = self.logger.isEnabledFor(self.level)
-        if is_enabled is self.is_enabled:
-            return None
-        return Mismatch(self.path, *(_ENABLED[answer] for answer in (self.is_enabled, is_enabled)))
+        seen = self.logger.isEnabledFor(self.level)
+        is_same = seen is self.is_enabled
+        return None if is_same else Mismatch(self.path, self.expected, _ENABLED[seen])
 
 
 _ENABLED = {True: "enabled", False: "disabled"}
@@ -346,6 +412,10 @@ class SizesGuard:
         """Guard the number of elements of each of these containers."""
         containers = tuple(container for _, container in named)
         return cls(containers, tuple(path for path, _ in named), tuple(map(len, containers)))
+
+    @property
+    def expected(self) -> str:
+        return ", ".join(f"len({p}) == {n}" for p, n in zip(self.paths, self.sizes, strict=True))
 
     def source(self, names: Names) -> str:
         if not any(self.sizes):
@@ -370,6 +440,10 @@ class SizeGuard:
     kind: type
     size: int
 
+    @property
+    def expected(self) -> str:
+        return f"{self.kind.__qualname__} of length {self.size}"
+
     def source(self, names: Names) -> str:
         kind = names.of(self.kind, self.kind.__name__)
         return f"type({self.access}) is {kind} and len({self.access}) == {self.size}"
@@ -383,7 +457,7 @@ class SizeGuard:
             if isinstance(seen, Sized)
             else _MISSING
         )
-        return Mismatch(self.path, f"{self.kind.__qualname__} of length {self.size}", shown)
+        return Mismatch(self.path, self.expected, shown)
 
 
 @attrs.frozen
@@ -394,6 +468,10 @@ class KeysGuard:
     access: str
     keys: tuple[Any, ...]
 
+    @property
+    def expected(self) -> str:
+        return f"keys {[*self.keys]}"
+
     def source(self, names: Names) -> str:
         return keys_test(self.access, self.keys, names)
 
@@ -401,7 +479,7 @@ class KeysGuard:
         found, seen = _look(f"(*{self.access},)", variables)
         if found and same_value(seen, self.keys):
             return None
-        return Mismatch(self.path, f"keys {[*self.keys]}", f"keys {[*seen]}" if found else _MISSING)
+        return Mismatch(self.path, self.expected, f"keys {[*seen]}" if found else _MISSING)
 
 
 @attrs.frozen(eq=False)
@@ -417,6 +495,10 @@ class TensorGuard:
     facts: str
     is_same: Callable[[Any], bool]
 
+    @property
+    def expected(self) -> str:
+        return self.facts
+
     def source(self, names: Names) -> str:
         del names
         return f"is_like({self.access}, {self.facts!r})"
@@ -425,7 +507,7 @@ class TensorGuard:
         found, seen = _look(self.access, variables)
         if found and self.is_same(seen):
             return None
-        return Mismatch(self.path, self.facts, _brief(seen) if found else _MISSING)
+        return Mismatch(self.path, self.expected, _brief(seen) if found else _MISSING)
 
 
 def tensor_facts(tensor: torch.Tensor, fake: torch.Tensor | None = None) -> str:
@@ -461,6 +543,10 @@ class SameObjectGuard:
     other_access: str
     kind: str = "tensor"
 
+    @property
+    def expected(self) -> str:
+        return f"the same {self.kind} as {self.other_path}"
+
     def source(self, names: Names) -> str:
         del names
         return f"{self.access} is {self.other_access}"
@@ -470,8 +556,7 @@ class SameObjectGuard:
         _, other = _look(self.other_access, variables)
         if found and seen is other:
             return None
-        what = f"the same {self.kind} as {self.other_path}"
-        return Mismatch(self.path, what, f"another {self.kind}")
+        return Mismatch(self.path, self.expected, f"another {self.kind}")
 
 
 @attrs.frozen
@@ -483,6 +568,10 @@ class DistinctGuard:
     others: tuple[str, ...]
     pinned: frozenset[int]
 
+    @property
+    def expected(self) -> str:
+        return "a container of its own"
+
     def source(self, names: Names) -> str:
         check, pinned = names.of(are_distinct, "are_distinct"), names.of(self.pinned, "pinned_ids")
         return f"{check}([{', '.join(self.written)}], [{', '.join(self.others)}], {pinned})"
@@ -492,7 +581,7 @@ class DistinctGuard:
         written, others = ([_look(a, variables)[1] for a in group] for group in groups)
         if are_distinct(written, others, self.pinned):
             return None
-        return Mismatch(self.path, "a container of its own", "one that is met elsewhere too")
+        return Mismatch(self.path, self.expected, "one that is met elsewhere too")
 
 
 def are_distinct(
@@ -505,12 +594,44 @@ def are_distinct(
 
 
 @attrs.frozen
+class UniqueTensorsGuard:
+    """No tensor is found in two places but those that hold one tensor anyway."""
+
+    places: tuple[tuple[str, str], ...]
+
+    @property
+    def path(self) -> str:
+        return ", ".join(path for path, _ in self.places)
+
+    @property
+    def expected(self) -> str:
+        return "a tensor of its own"
+
+    def source(self, names: Names) -> str:
+        del names
+        return f"are_alike({', '.join(access for _, access in self.places)})"
+
+    def mismatch(self, variables: Mapping[str, Any]) -> Mismatch | None:
+        seen: dict[int, str] = {}
+        for path, access in self.places:
+            found, value = _look(access, variables)
+            other = seen.setdefault(id(value), path) if found else path
+            if other != path and isinstance(value, torch.Tensor):
+                return Mismatch(path, self.expected, f"the same tensor as {other}")
+        return None
+
+
+@attrs.frozen
 class NoOverlapGuard:
     """The tensors that the graph changes share no memory with each other or with other inputs."""
 
     path: str
     written: tuple[str, ...]
     others: tuple[str, ...]
+
+    @property
+    def expected(self) -> str:
+        return "memory of its own"
 
     def source(self, names: Names) -> str:
         check = names.of(share_no_memory, "share_no_memory")
@@ -522,7 +643,7 @@ class NoOverlapGuard:
         are_tensors = all(isinstance(value, torch.Tensor) for value in (*written, *others))
         if are_tensors and share_no_memory(written, others):
             return None
-        return Mismatch(self.path, "memory of its own", "memory shared with another input")
+        return Mismatch(self.path, self.expected, "memory shared with another input")
 
 
 def share_no_memory(written: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> bool:
@@ -562,6 +683,10 @@ class AmbientGuard:
 
     values: Mapping[str, Any] = attrs.field(factory=ambient_values)
     path: str = "ambient state"
+
+    @property
+    def expected(self) -> str:
+        return ", ".join(f"{key} {value}" for key, value in self.values.items())
 
     def source(self, names: Names) -> str:
         del names

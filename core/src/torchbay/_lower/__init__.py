@@ -21,6 +21,7 @@ from torchbay._lower._places import (
     Place,
     Route,
     Source,
+    View,
     base_of,
     is_alike,
     view_between,
@@ -109,6 +110,7 @@ class _Lowering:
         inputs = graph.graph.find_nodes(op="placeholder")
         self._position = {node: i for i, node in enumerate(inputs)}
         copies = writes(graph)
+        is_writing = is_writing and not _swaps(copies)
         self._refuse_shared_memory(copies)
         returned = list(graph.graph.output_node().args[0])  # type: ignore[arg-type]
         self._returned = returned[: trace.result_count]
@@ -157,7 +159,7 @@ class _Lowering:
             if is_number(value):
                 found.append(self._number(node))
             elif (place := _input_of(value, inputs, fakes)) is not None:
-                found.append(view_between(fakes[place.index], value, place))
+                found.append(self._view(fakes[place.index], value, place))
             else:
                 found.append(self._result(node, times))
         return tuple(found)
@@ -181,14 +183,17 @@ class _Lowering:
         if (place := self._stages.place(base)) is not None:
             is_first = place not in self._handed_out and base is node
             self._handed_out.add(place)
-            return place if is_first else view_between(base.meta["val"], node.meta["val"], place)
+            return place if is_first else self._view(base.meta["val"], node.meta["val"], place)
         if times[storage_id(node.meta["val"])] == 1:
             base = node
         is_new = base not in self._outputs
         place = Place(LAST, self._output(base))
         if base is node and is_new:
             return place
-        return view_between(base.meta["val"], node.meta["val"], place)
+        return self._view(base.meta["val"], node.meta["val"], place)
+
+    def _view(self, base: torch.Tensor, value: torch.Tensor, place: Place) -> View:
+        return view_between(base, value, place, self._stages.numbers_in(value, self._number))
 
     def _output(self, node: Node) -> int:
         """Return the position of a node among the outputs, to which it is added."""
@@ -229,6 +234,30 @@ class _Lowering:
             if storages.count(storages[position]) > 1:
                 path = self._trace.inputs[position].path
                 raise CannotServe(f"{path} is changed and shares memory with another tensor")
+
+
+def _swaps(copies: dict[Node, Node]) -> bool:
+    """Whether an input is to get what another changed input held.
+
+    The core writes those: compilers take the copy in between for one that does nothing.
+    """
+    sources = {target: _copied_from(node.args[1]) for target, node in copies.items()}
+    return any(source in copies and source is not target for target, source in sources.items())
+
+
+def _copied_from(value: Any) -> Any:
+    """Return the node whose elements a node holds, in whatever memory."""
+    while base_of(value) is not value or value.target in _COPYING:
+        value = value.args[_COPYING.get(value.target, 0)]
+    return value
+
+
+_COPYING = {
+    aten.clone.default: 0,
+    aten._to_copy.default: 0,  # noqa: SLF001 - an operator's name
+    aten.copy.default: 1,
+}
+"""Operators that only copy, with the position of what they copy."""
 
 
 def _grouped(nodes: list[Node], gates: Sequence[TracedGate]) -> list[list[Node]]:

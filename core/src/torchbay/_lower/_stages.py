@@ -22,7 +22,9 @@ from torchbay._lower._places import (
     Route,
     Source,
     base_of,
+    defining_nodes,
     places_of,
+    symbols_of_view,
     view_between,
 )
 from torchbay._lower._prune import is_random, named_arguments
@@ -84,6 +86,7 @@ class Stages:
         self._inputs = inputs
         self._members: list[list[Node]] = []
         self._reads: list[tuple[TracedGate, Sequence[Node]]] = []
+        self._definitions = defining_nodes(module.graph)
         placeholders = module.graph.find_nodes(op="placeholder")
         self._places = {node: Place(INPUTS, i) for i, node in enumerate(placeholders)}
 
@@ -117,7 +120,16 @@ class Stages:
         if is_number(node.meta["val"]):
             return Number(node, {leaf: self.locate(leaf) for leaf in number_leaves(node)})
         base = base_of(node)
-        return view_between(base.meta["val"], node.meta["val"], self._places[base])
+        value = node.meta["val"]
+        numbers = self.numbers_in(value, self.locate)
+        return view_between(base.meta["val"], value, self._places[base], numbers)
+
+    def numbers_in(
+        self, value: torch.Tensor, locate: Callable[[Node], Source]
+    ) -> dict[Any, Source]:
+        """Return how the numbers read from data are found that a view's sizes depend on."""
+        symbols = symbols_of_view(value) & self._definitions.keys()
+        return {symbol: locate(self._definitions[symbol]) for symbol in symbols}
 
     def rest(self) -> list[Node]:
         """Return the operators that no stage computes."""

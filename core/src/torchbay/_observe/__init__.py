@@ -19,7 +19,7 @@ from torchbay._call import Call, Place
 from torchbay._observe._arguments import argument_holders, hidden_argument_changes
 from torchbay._observe._branches import BranchWatch
 from torchbay._observe._direct import DirectCalls
-from torchbay._observe._effects import EffectHistory
+from torchbay._observe._effects import EffectHistory, counts
 from torchbay._observe._inside import Inside
 from torchbay._observe._names import attribute_obstacles, is_named, version_obstacles
 from torchbay._observe._ops import (
@@ -45,10 +45,11 @@ from torchbay._observe._rehearsal import (
     restore_generators,
     unmoved_generators,
 )
-from torchbay._observe._snapshot import ABSENT, Change, Effect, Snapshot, is_same
+from torchbay._observe._snapshot import ABSENT, Change, Effect, Snapshot, is_same, put
 from torchbay._observe._state import is_unwatchable
 from torchbay._reason import Reason
 from torchbay._torch_compat import compiler_flag, operators_called_directly
+from torchbay._torch_encoder import padded_encoders
 
 __all__ = [
     "ABSENT",
@@ -76,6 +77,7 @@ __all__ = [
     "is_named",
     "is_same",
     "observe",
+    "put",
     "python_randomness_kept",
     "record_of",
     "rehearse",
@@ -103,6 +105,7 @@ class Observation:
         environment: The environment variables that were read, with their values.
         levels: The loggers that were asked whether a level is enabled, with the answers.
         names: What the code that ran can name; None if anything.
+        reads_fast_path: Whether an encoder would drop padding only with its fast path enabled.
     """
 
     result: Any
@@ -118,6 +121,7 @@ class Observation:
     environment: Mapping[str, str | None]
     levels: Mapping[tuple[Logger, int], bool]
     names: frozenset[str] | None
+    reads_fast_path: bool
 
     @property
     def record(self) -> int:
@@ -129,6 +133,17 @@ class Observation:
     def readings(self) -> Iterator[Reading]:
         """The Python values the code that ran could read."""
         return (reading for holder in self.watched for reading in holder.readings)
+
+    @property
+    def counted(self) -> list[Reading]:
+        """The numbers in containers that the call moves, as it found them."""
+        moved = {
+            (id(effect.holder.container), change.key)
+            for effect in self.effects
+            for change in effect.changes
+            if counts(change)
+        }
+        return [r for r in self.readings if (id(r.holder), r.key) in moved]
 
     @property
     def made(self) -> list[Any]:
@@ -158,7 +173,13 @@ def observe(call: Call, reach: Reach) -> Observation:
     recorder = OpRecorder()
     profile = ProfileRecorder(recorder)
     direct = DirectCalls(recorder, profile, reach)
-    with compiler_flag(), operators_called_directly(direct), recorder, profiled(profile):
+    with (
+        compiler_flag(),
+        operators_called_directly(direct),
+        padded_encoders(),
+        recorder,
+        profiled(profile),
+    ):
         result = call.function(*call.args, **call.kwargs)
     effects = before.effects()
     changes = [change for effect in effects for change in effect.changes]
@@ -187,6 +208,7 @@ def observe(call: Call, reach: Reach) -> Observation:
         profile.environment,
         profile.levels,
         names,
+        profile.reads_fast_path,
     )
 
 

@@ -12,7 +12,7 @@ from torchbay._observe._snapshot import ABSENT, Change
 from torchbay._reason import CannotServe
 from torchbay._structure import is_plain, same_value, take_apart
 
-__all__ = ["EffectHistory", "is_writable", "moves_a_number"]
+__all__ = ["EffectHistory", "counts", "is_writable"]
 
 _PATIENCE = 4
 _DEEPEST = 64
@@ -61,7 +61,14 @@ def _is_repeatable(change: Change) -> bool:
     """Whether an epilogue can do what the call did."""
     if change.holder is None or not is_writable(change.holder):
         return False
-    return _is_writable_key(change) and not moves_a_number(change.before, change.after)
+    is_number = counts(change) or not moves_a_number(change.before, change.after)
+    return _is_writable_key(change) and is_number
+
+
+def counts(change: Change) -> bool:
+    """Whether a place holds another number than before, which a graph can compute from that."""
+    old, new = change.before, change.after
+    return type(old) is type(new) and type(old) in (int, float) and not same_value(old, new)
 
 
 def is_writable(holder: Holder) -> bool:

@@ -6,11 +6,13 @@ them too, but with one active, PyTorch's own modules take other paths than witho
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from operator import itemgetter
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
@@ -34,6 +36,7 @@ from torchbay._observe._snapshot import Change
 from torchbay._reason import Reason
 from torchbay._source import is_library_file, is_user_file, user_line
 from torchbay._torch_compat import compiled_name, is_dynamo_entry, suspend_compiler_flag
+from torchbay._torch_encoder import ENCODER_CODE, PADDED_CODE, drops_padding, follows
 
 __all__ = ["ProfileRecorder", "profiled"]
 
@@ -61,15 +64,8 @@ _TENSOR_CODE = {
 }
 """The same, for methods written in Python."""
 
-_ENCODER_CODE = torch.nn.TransformerEncoder.forward.__code__
-
-
-def _takes_nested_path(arguments: dict[str, Any]) -> bool:
-    """Whether an encoder's result has zeros that the path for compilers would not put there."""
-    encoder = arguments["self"]
-    has_mask = arguments["src_key_padding_mask"] is not None
-    return has_mask and encoder.use_nested_tensor and not encoder.training
-
+_ENCODER_CODES = frozenset({ENCODER_CODE, PADDED_CODE})
+_encoder_arguments = itemgetter("self", "src", "mask", "src_key_padding_mask")
 
 _ENVIRONMENT: dict[bytes, bytes] = vars(os.environ)["_data"]
 _ENVIRONMENT_CODE = type(os.environ).__getitem__.__code__
@@ -86,6 +82,7 @@ class ProfileRecorder:
         effects: What the call changed outside Python's memory.
         environment: The environment variables it read, with their values.
         levels: The loggers it asked whether a level is enabled, with the answers.
+        reads_fast_path: Whether an encoder would drop padding only with its fast path enabled.
     """
 
     def __init__(self, operators: OpRecorder) -> None:
@@ -95,12 +92,15 @@ class ProfileRecorder:
         self.effects: list[Change] = []
         self.environment: dict[str, str | None] = {}
         self.levels: dict[tuple[logging.Logger, int], bool] = {}
+        self.reads_fast_path = False
         self._reads_all = False
         self._operators = operators
+        self._collecting = {getattr(callback, "__code__", None) for callback in gc.callbacks}
+        self._collection: FrameType | None = None
 
     def __call__(self, frame: FrameType, event: str, function: Any) -> None:
-        if self._operators.inside.is_operator:
-            # What a Python kernel does is the operator's business.
+        # What a Python kernel does is the operator's business.
+        if self._operators.inside.is_operator or self._is_collecting(frame, event):
             return
         try:
             self._record(frame, event, function)
@@ -114,6 +114,16 @@ class ProfileRecorder:
             self._called(frame)
         elif event == "return" and frame.f_code is _ENABLED_CODE:
             self._asked_logger(frame, is_enabled=function)
+
+    def _is_collecting(self, frame: FrameType, event: str) -> bool:
+        """Whether Python collects garbage, whose callbacks may run in the midst of anything."""
+        if self._collection is None:
+            is_start = event == "call" and frame.f_code in self._collecting
+            self._collection = frame if is_start else None
+            return is_start
+        if frame is self._collection and event == "return":
+            self._collection = None
+        return True
 
     def names(self) -> frozenset[str] | None:
         """Return every name the code that ran can use to read an attribute; None if any name.
@@ -131,10 +141,6 @@ class ProfileRecorder:
         if is_dynamo_entry(code):
             what = f"{compiled_name(frame.f_locals)}, under torch.compile, runs in the call"
             self.give_up(Reason(what, user_line()))
-        elif code is _ENCODER_CODE and _takes_nested_path(frame.f_locals):
-            what = "TransformerEncoder converts its input to a nested tensor"
-            remedy = "Make it with enable_nested_tensor=False"
-            self.give_up(Reason(what, user_line(), remedy))
         elif code in _TENSOR_CODE:
             self._refuse(f"{_TENSOR_CODE[code]} is not an operator", frame.f_back)
         elif code in SETTERS:
@@ -147,6 +153,20 @@ class ProfileRecorder:
             self._read_variable(frame.f_locals["key"])
         elif code not in self.codes and code.co_name != "<module>":
             self._add(code, frame)
+        if code in _ENCODER_CODES:
+            self._called_encoder(frame)
+
+    def _called_encoder(self, frame: FrameType) -> None:
+        """Give up if an encoder drops padding on a way that cannot be followed."""
+        self.codes.add(ENCODER_CODE)
+        given = frame.f_locals
+        self.reads_fast_path |= given["src_key_padding_mask"] is not None
+        is_asked = frame.f_back is not None and frame.f_back.f_code is PADDED_CODE
+        is_followed = frame.f_code is PADDED_CODE and follows(given["self"])
+        if not is_asked and not is_followed and drops_padding(*_encoder_arguments(given)):
+            what = "TransformerEncoder converts its input to a nested tensor"
+            remedy = "Make it with enable_nested_tensor=False"
+            self.give_up(Reason(what, user_line(), remedy))
 
     def give_up(self, reason: Reason) -> None:
         """Run the rest of the call as if nobody looked on: observing it would change it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from types import CellType, FunctionType, MappingProxyType
@@ -12,7 +13,7 @@ import attrs
 from torchbay._observe._reach import Holder, Reach
 from torchbay._structure import is_plain, same_value
 
-__all__ = ["ABSENT", "Change", "Effect", "Snapshot", "is_same"]
+__all__ = ["ABSENT", "Change", "Effect", "Snapshot", "is_same", "put"]
 
 
 class _Absent:
@@ -153,6 +154,17 @@ def _put_back(holder: Holder, before: Mapping[Any, Any]) -> None:
         _refill(container, before, is_whole=holder.is_whole)
 
 
+def put(holder: Holder, key: Any, value: Any) -> None:
+    """Let a container hold a value under a key."""
+    container = holder.container
+    if isinstance(container, CellType):
+        container.cell_contents = value
+    elif isinstance(container, FunctionType) or holder.is_namespace:
+        setattr(holder.owner, key, value)
+    else:
+        container[key] = value
+
+
 def _fill(cell: CellType, before: Mapping[Any, Any]) -> None:
     if before:
         cell.cell_contents = before[None]
@@ -170,12 +182,16 @@ def _set_attributes(owner: Any, before: Mapping[str, Any], now: Mapping[str, Any
 
 
 def _refill(container: Any, before: Mapping[Any, Any], *, is_whole: bool) -> None:
+    # Subclasses give these methods another meaning: a Counter's update() adds.
+    kind = collections.OrderedDict if isinstance(container, collections.OrderedDict) else dict
     for key in [key for key in container if is_whole and key not in before]:
-        del container[key]
-    container.update((k, v) for k, v in before.items() if container.get(k, ABSENT) is not v)
+        kind.__delitem__(container, key)
+    for key, value in before.items():
+        if kind.get(container, key, ABSENT) is not value:
+            kind.__setitem__(container, key, value)
     if is_whole and [*container] != [*before]:
         for key in before:
-            container[key] = container.pop(key)
+            kind.__setitem__(container, key, kind.pop(container, key))
 
 
 def is_same(old: object, new: object) -> bool:

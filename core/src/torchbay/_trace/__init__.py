@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import attrs
@@ -15,12 +16,13 @@ from torchbay._observe import (
     Observation,
     Reach,
     Reading,
+    put,
     python_randomness_kept,
 )
 from torchbay._reason import CannotServe, Reason
 from torchbay._source import Names, is_user_file, user_line
 from torchbay._structure import tensors_in
-from torchbay._symbolic import Symbolic
+from torchbay._symbolic import Declarations, Symbolic
 from torchbay._torch_compat import (
     compiler_flag,
     fake_tolist,
@@ -28,10 +30,13 @@ from torchbay._torch_compat import (
     storage_id,
     trace_to_graph,
 )
+from torchbay._torch_dims import declare, declaring, tie
+from torchbay._torch_encoder import padded_encoders
 from torchbay._torch_symbols import (
     bind,
     fake_of,
     symbolic_int,
+    symbolic_kernels,
     symbolic_mode,
 )
 from torchbay._trace._agreement import check_agreement
@@ -92,8 +97,8 @@ class Trace:
         graph: In-place operators and all. Its outputs are the new tensors and numbers of effects
             and of the result, then what the gates read.
         inputs: State first, then the call's tensors.
-        numbers: The numbers that follow them, as given to the call: ints, and floats as
-            0-dimensional float64 tensors.
+        numbers: The numbers that follow them, given to the call or found in containers that it
+            counts in: ints, and floats as 0-dimensional float64 tensors.
         fakes: What stood for each of them in the trace; a symbol for an int.
         result: An expression over ``out``, ``inputs`` and ``args`` that makes the result.
         effects: Statements that leave in containers what the call left there.
@@ -101,12 +106,13 @@ class Trace:
         gates: What Python read of tensor data, or decided from it, in order.
         is_inference: Whether the program made its result in an inference mode of its own.
         mode: The mode that made the fakes in the graph; it knows their symbols.
+        sizes: What stands for every size and open number, as declarations name them.
         check: Raises CannotServe if more was assumed of numbers than the gates check.
     """
 
     graph: torch.fx.GraphModule
     inputs: tuple[Input, ...]
-    numbers: tuple[Item, ...]
+    numbers: tuple[Item | Reading, ...]
     fakes: tuple[Any, ...]
     result: str
     effects: tuple[str, ...]
@@ -114,6 +120,7 @@ class Trace:
     gates: tuple[TracedGate, ...]
     is_inference: bool
     mode: Any
+    sizes: Mapping[tuple[str, int], Any]
     names: Names
     check: Callable[[Any], None]
 
@@ -125,16 +132,17 @@ def trace(call: Call, observation: Observation, symbolic: Symbolic) -> Trace:
         CannotServe: The call cannot be in a graph, or its two runs differ.
     """
     inputs = _inputs_of(call, observation)
-    numbers = _numbers_of(call, symbolic)
+    numbers: tuple[Item | Reading, ...] = _numbers_of(call, symbolic)
+    numbers += _counted_numbers(observation, symbolic)
     answers = GateAnswers(observation.gates, is_symbolic=symbolic.reads)
     mode = symbolic_mode(user_line, answers.decided)
-    fakes = [
-        fake_of(mode, entry.tensor, f"t{i}", _symbolic_dims(entry, symbolic))
-        for i, entry in enumerate(inputs)
-    ]
-    open_numbers = [
-        _fake_number(mode, n.value, f"t{i}") for i, n in enumerate(numbers, len(inputs))
-    ]
+    with declaring(mode.shape_env):
+        fakes = [_fake(mode, entry, f"t{i}", symbolic) for i, entry in enumerate(inputs)]
+        open_numbers = [
+            _fake_number(mode, n.value, f"t{i}") for i, n in enumerate(numbers, len(inputs))
+        ]
+    sizes = _sizes(inputs, fakes, numbers, open_numbers)
+    _declare(symbolic.declared, sizes)
     positions = {id(entry.tensor): i for i, entry in enumerate(inputs)}
     positions |= {id(fake): i for i, fake in enumerate(fakes)}
     by_tensor = {id(entry.tensor): fake for entry, fake in zip(inputs, fakes, strict=True)}
@@ -148,9 +156,11 @@ def trace(call: Call, observation: Observation, symbolic: Symbolic) -> Trace:
     def flat(*given: Any) -> list[Any]:
         nonlocal outputs
         pairs = zip(numbers, given[len(inputs) :], strict=True)
-        stand_ins = {item.path: _number(number, item.value) for item, number in pairs}
-        args, kwargs = call.around(_distinct(call, by_tensor), stand_ins)
+        stand_ins = [(place, _number(number, place.value)) for place, number in pairs]
+        given_numbers = {place.path: n for place, n in stand_ins if isinstance(place, Item)}
+        args, kwargs = call.around(_distinct(call, by_tensor), given_numbers)
         epilogue.expect(args, kwargs)
+        _put_numbers(observation, stand_ins)
         substitution, direct = Substitution(by_tensor, answers, known), operators_called_directly
         with direct(_call), tracer, substitution, fake_tolist(answers.tolist):
             value = call.function(*args, **kwargs)
@@ -160,7 +170,7 @@ def trace(call: Call, observation: Observation, symbolic: Symbolic) -> Trace:
         made = map(known.lifted, epilogue.tensors)
         return [*made, *(read for gate in answers.gates for read in gate.reads)]
 
-    graph = _traced(flat, [*fakes, *open_numbers], mode, observation)
+    graph = _traced(flat, [*fakes, *open_numbers], mode, observation, symbolic)
     refuse_captured(graph)
     reveal_hidden_writes(graph)
     answers.check_used_up()
@@ -176,6 +186,7 @@ def trace(call: Call, observation: Observation, symbolic: Symbolic) -> Trace:
         tuple(answers.gates),
         _is_inference(observation.made, inputs),
         mode,
+        sizes,
         names,
         answers.check_nothing_new,
     )
@@ -186,11 +197,13 @@ def _call(function: Callable[..., Any], args: tuple[Any, ...], _original: Any) -
 
 
 def _traced(
-    flat: Any, fakes: list[Any], mode: Any, observation: Observation
+    flat: Any, fakes: list[Any], mode: Any, observation: Observation, symbolic: Symbolic
 ) -> torch.fx.GraphModule:
     """Trace with Python state as it was, and put it back: no fake tensor stays in an object."""
     try:
-        with observation.undone(), compiler_flag(), python_randomness_kept(), mode:
+        undone, python = observation.undone(), python_randomness_kept()
+        kernels = symbolic_kernels() if symbolic.in_python else nullcontext()
+        with undone, compiler_flag(), padded_encoders(), python, mode, kernels:
             return trace_to_graph(flat, fakes)
     except CannotServe:
         raise
@@ -219,9 +232,71 @@ def _numbers_of(call: Call, symbolic: Symbolic) -> tuple[Item, ...]:
     )
 
 
+def _counted_numbers(observation: Observation, symbolic: Symbolic) -> tuple[Reading, ...]:
+    """Return the numbers in containers that the call moves: the next call finds others there.
+
+    Raises:
+        CannotServe: Numbers cannot be left open.
+    """
+    found = tuple(r for r in observation.counted if math.isfinite(r.value))
+    if observation.counted and not (symbolic.reads and len(found) == len(observation.counted)):
+        raise CannotServe(
+            f"every call changes Python state: {observation.counted[0].path}, a number",
+            remedy="Return the value instead of storing it, or keep it in a tensor",
+        )
+    return found
+
+
+def _put_numbers(observation: Observation, stand_ins: Sequence[tuple[Item | Reading, Any]]) -> None:
+    """Let containers hold the symbols of their numbers while the call is traced."""
+    holders = {id(holder.container): holder for holder in observation.watched}
+    for place, number in stand_ins:
+        if isinstance(place, Reading):
+            put(holders[id(place.holder)], place.key, number)
+
+
 def _symbolic_dims(entry: Input, symbolic: Symbolic) -> frozenset[int]:
     found = (symbolic.dims.get(place.path, frozenset()) for place in entry.places)
     return frozenset().union(*found)
+
+
+def _fake(mode: Any, entry: Input, name: str, symbolic: Symbolic) -> torch.Tensor:
+    dims, serving_all = _symbolic_dims(entry, symbolic), _dims_serving_all(entry, symbolic)
+    return fake_of(mode, entry.tensor, name, dims, serving_all)
+
+
+def _dims_serving_all(entry: Input, symbolic: Symbolic) -> frozenset[int]:
+    paths = {place.path for place in entry.places}
+    said = symbolic.declared.items()
+    return frozenset(dim for (path, dim), one in said if path in paths and one.serves_all)
+
+
+def _sizes(
+    inputs: Sequence[Input],
+    fakes: Sequence[torch.Tensor],
+    numbers: Sequence[Item | Reading],
+    open_numbers: Sequence[Any],
+) -> dict[tuple[str, int], Any]:
+    """Return what stands for every size, and for every open number, as declarations name them."""
+    found: dict[tuple[str, int], Any] = {}
+    for entry, fake in zip(inputs, fakes, strict=True):
+        for place in entry.places:
+            found |= {(place.path, dim): size for dim, size in enumerate(fake.shape)}
+    named = zip(numbers, open_numbers, strict=True)
+    return found | {(item.path, -1): number for item, number in named}
+
+
+def _declare(declared: Declarations, sizes: Mapping[tuple[str, int], Any]) -> None:
+    """Have the symbols be as the caller declared them."""
+    given = [(said, sizes[key]) for key, said in declared.items() if key in sizes]
+    roots: dict[str, Any] = {}
+    for said, size in given:
+        declare(size, said.low, said.high, said.hint)
+        if said.same and said.derived is None:
+            tie(size, roots.setdefault(said.same, size))
+    for said, size in given:
+        if said.derived is not None:
+            tie(size, said.derived(roots[said.same]))
 
 
 def _fake_number(mode: Any, value: float, name: str) -> Any:

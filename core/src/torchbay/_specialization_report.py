@@ -1,0 +1,114 @@
+"""One specialization, readable: its graph, its guards, and how it was used."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+
+from torchbay._counted import counted
+from torchbay._guard_report import GuardReport, differences, reports_of
+from torchbay._specialization import Specialization
+from torchbay._tree import Leaf
+
+__all__ = ["SpecializationReport", "specialization_report"]
+
+
+@attrs.frozen
+class SpecializationReport:
+    """One specialization.
+
+    Attributes:
+        backend: The backend that compiled it; several, for a graph that was cut up.
+        parts: For a graph that was cut up, each part's backend and operators, in order.
+        graph: The graph it compiled, as Python source; empty when nothing is computed.
+        guards: The function that decides whether a call is served here, as Python source.
+        run: What runs when it is: gates, graph, epilogue and result, as Python source.
+        gates: The data-dependent reads that must come out as they did.
+        calls: How many calls it served.
+        compile_seconds: From the end of the observed call to the executable.
+        operators: How many operators run after the last gate.
+        guard_list: The guards as data, in the order they are checked.
+    """
+
+    backend: str
+    parts: tuple[tuple[str, tuple[str, ...]], ...]
+    graph: str
+    guards: str
+    run: str
+    gates: tuple[str, ...]
+    calls: int
+    compile_seconds: float
+    operators: int
+    guard_list: tuple[GuardReport, ...]
+    _specialization: Callable[[], Specialization | None] = attrs.field(repr=False, eq=False)
+    _leading: Callable[[], tuple[Any, ...]] = attrs.field(repr=False, eq=False)
+
+    def __str__(self) -> str:
+        gates = "".join(f"\n  branch on data: {gate}" for gate in self.gates)
+        if len(self.parts) > 1:
+            gates += "".join(f"\n  part for {name}: {', '.join(ops)}" for name, ops in self.parts)
+        served = counted(self.calls, "call")
+        head = f"compiled by {self.backend} in {self.compile_seconds:.2f} s, served {served}"
+        return (
+            f"{head}{gates}\n\n{self.guards}\n{self.run}\n{self.graph or '(nothing is computed)'}"
+        )
+
+    def mismatches(self, /, *args: Any, **kwargs: Any) -> list[str]:
+        """Return why a call with these arguments would not pass the guards; empty if it would.
+
+        Nothing runs: what branches on data decide is not among the reasons.
+        """
+        specialization = self._specialization()
+        if specialization is None:
+            return ["the specialization was dropped"]
+        given = (*self._leading(), *args)
+        return [str(mismatch) for mismatch in specialization.guards.mismatches(given, kwargs)]
+
+    def guard_differences(self, other: SpecializationReport) -> list[str]:
+        """Return what is guarded here in another way than there, one line for each path."""
+        return differences(self.guard_list, other.guard_list)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the same as plain data, ready for JSON."""
+        return {
+            "backend": self.backend,
+            "parts": [[name, list(operators)] for name, operators in self.parts],
+            "graph": self.graph,
+            "guards": self.guards,
+            "run": self.run,
+            "gates": list(self.gates),
+            "calls": self.calls,
+            "compile_seconds": self.compile_seconds,
+            "operators": self.operators,
+            "guard_list": [guard.as_dict() for guard in self.guard_list],
+        }
+
+
+def specialization_report(
+    entry: Specialization, leaf: Leaf, leading: Callable[[], tuple[Any, ...]]
+) -> SpecializationReport:
+    """Describe a leaf of a specialization.
+
+    Args:
+        entry: The specialization; the report does not keep it.
+        leaf: The leaf.
+        leading: Returns the arguments that stand before those of a call.
+    """
+    sources = [*(fork.source for fork in leaf.forks), leaf.source]
+    return SpecializationReport(
+        ", ".join(dict.fromkeys(name for name, _ in leaf.parts)),
+        leaf.parts,
+        "\n".join(graph.print_readable(print_output=False) for graph in leaf.graphs),
+        entry.guards.source,
+        "\n".join(sources),
+        leaf.gates,
+        leaf.calls if leaf.forks else entry.calls,
+        leaf.compile_seconds,
+        leaf.operators,
+        reports_of(entry.guards),
+        weakref.ref(entry),
+        leading,
+    )
