@@ -420,6 +420,13 @@ def counts_in_an_environment_variable():
     return program
 
 
+@scenario(calls(X), change(lambda _: LOG.setLevel(logging.DEBUG)), calls(X), at_most=2)
+def follows_a_level_that_it_asks_for():
+    LOG.handlers[:] = []
+    LOG.setLevel(logging.WARNING)
+    return lambda x: x * (2 if LOG.isEnabledFor(logging.DEBUG) else 3)
+
+
 class Folder:
     """Says whether a folder is there, and removes it."""
 
@@ -446,6 +453,33 @@ def makes_a_folder_on_every_call():
         return x * 2
 
     return Program(program, folder)
+
+
+@scenario(calls(X), eagerly=True)
+def writes_a_file_on_every_call():
+    folder = Folder()
+    path = folder.path.parent / "notes"
+
+    def program(x):
+        path.write_text("called")
+        return x * 2
+
+    return Program(program, None)
+
+
+@scenario(calls(X), at_most=1)
+def asks_whether_a_file_is_there():
+    return lambda x: x * 2 if pathlib.Path(os.devnull).exists() else x * 3
+
+
+@scenario(calls(X), at_most=1)
+def writes_into_memory_of_its_own():
+    def program(x):
+        text = io.StringIO()
+        text.write("called")
+        return x * len(text.getvalue())
+
+    return program
 
 
 @scenario(calls(X), eagerly=True)

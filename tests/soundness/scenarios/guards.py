@@ -172,3 +172,8 @@ def _tagged(scale):
 @scenario(calls(_tagged(2.0)), calls(_tagged(3.0)), eagerly=True)
 def follows_an_attribute_of_a_tensor_it_is_given():
     return lambda x: x * x.scale
+
+
+@scenario(calls(normal(3)), calls(_tagged(3.0)), calls(normal(3)), eagerly=True)
+def follows_whether_a_tensor_it_is_given_has_an_attribute():
+    return lambda x: x * 2 if hasattr(x, "scale") else x * 3

@@ -11,6 +11,7 @@ import functools
 import importlib
 import operator
 import os
+import pickle
 import random
 import threading
 import time
@@ -518,6 +519,37 @@ def follows_an_attribute_that_a_format_names():
 
 
 @scenario(calls(X), change(_rescale), calls(X), eagerly=True)
+def follows_an_attribute_that_a_template_names():
+    knobs, template = Knobs(), "{0.scale}"
+    return Program(lambda x: x * float(template.format(knobs)), knobs)
+
+
+@scenario(calls(X), change(_rescale), calls(X), eagerly=True)
+def follows_an_object_that_is_pickled():
+    knobs = Knobs()
+    return Program(lambda x: (x * 2, pickle.dumps(knobs)), knobs)
+
+
+@scenario(calls(X), change(_rescale), calls(X), eagerly=True)
+def follows_an_object_whose_copy_is_returned():
+    knobs = Knobs()
+    return Program(lambda x: (x * 2, copy.copy(knobs)), knobs)
+
+
+@scenario(calls(X), change(_rescale), calls(X), eagerly=True)
+def follows_an_attribute_that_a_held_getter_names():
+    knobs, combine = Knobs(), operator.methodcaller("__getattribute__", "scale")
+    return Program(lambda x: x * combine(knobs), knobs)
+
+
+@scenario(calls(X), change(_rescale), calls(X), eagerly=True)
+def follows_an_object_behind_a_proxy():
+    knobs = Knobs()
+    proxy = weakref.proxy(knobs)
+    return Program(lambda x: x * proxy.scale, knobs)
+
+
+@scenario(calls(X), change(_rescale), calls(X), eagerly=True)
 def follows_an_attribute_of_a_copy():
     knobs = Knobs()
     return Program(lambda x: x * copy.deepcopy(knobs).scale, knobs)
@@ -584,6 +616,21 @@ def follows_an_attribute_of_a_parameter():
     return net
 
 
+def _rescale_behind(net):
+    net.linear.weight.knobs.scale = 3.0
+
+
+@scenario(calls(X), change(_rescale_behind), calls(X), eagerly=True)
+def follows_an_object_that_a_parameter_holds():
+    class Scaling(Net):
+        def forward(self, x):
+            return self.linear(x) * self.linear.weight.knobs.scale
+
+    net = Scaling()
+    net.linear.weight.knobs = Knobs()
+    return net
+
+
 @scenario(calls(X), change(lambda program: setattr(program, "scale", 3.0)), calls(X), at_most=2)
 def follows_an_attribute_of_a_function():
     def program(x):
@@ -630,6 +677,18 @@ def follows_a_name_that_is_imported_inside():
         return x * SCALE
 
     return Program(program, None)
+
+
+@scenario(calls(X), change(lambda _: rebind(HIDDEN=3.0)), calls(X), eagerly=True)
+def follows_a_global_that_is_evaluated():
+    rebind(HIDDEN=2.0)
+    return lambda x: x * eval("HIDDEN")
+
+
+@scenario(calls(X), change(lambda window: window.append(3.0)), calls(X), eagerly=True)
+def follows_a_global_deque():
+    rebind(WINDOW=collections.deque([2.0], maxlen=1))
+    return Program(lambda x: x * WINDOW[0], WINDOW)  # noqa: F821 - bound above
 
 
 @scenario(calls(X), change(lambda _: rebind(HIDDEN=3.0)), calls(X), eagerly=True)

@@ -344,6 +344,11 @@ def follows_how_often_a_tensor_was_written():
     return lambda x: x * (2 + x._version)
 
 
+@scenario(calls(_from(0)), calls(_from(2)), eagerly=True)
+def returns_what_it_asks_about_a_tensor():
+    return lambda x: (x * 2, x.storage_offset(), x.is_leaf, x._base is None)
+
+
 def _with_gradient(_):
     x = torch.randn(4, requires_grad=True)
     x.grad = torch.ones(4)

@@ -8,6 +8,7 @@ import torch
 
 from torchbay._access import Access
 from torchbay._call import Call, Item, Place, is_usable
+from torchbay._guards._answers import answer_guards
 from torchbay._guards._emit import GuardFunction, compile_source, emit
 from torchbay._guards._kinds import (
     ContainerGuard,
@@ -17,6 +18,7 @@ from torchbay._guards._kinds import (
     Guard,
     IdentityGuard,
     KeysGuard,
+    LevelGuard,
     Mismatch,
     NoOverlapGuard,
     NumberGuard,
@@ -57,15 +59,17 @@ def guards_of_graph(
     names = _names(call)
     access = Access(names, observation.watched, call)
     with observation.as_before():
-        read = [
+        read: list[Guard] = [
             *_watch_guards(observation.watched, access, trace.numbers),
             *_shared(call, observation.watched, access),
             *_distinct(call, observation, access),
             *_passed_once(call),
             *(EnvironmentGuard(name, value) for name, value in observation.environment.items()),
+            *(LevelGuard(*asked, answer) for asked, answer in observation.levels.items()),
             *([FastPathGuard()] if observation.reads_fast_path else []),
         ]
-        return _emitted(call, access, read, trace.inputs, written, names, trace)
+        answers = answer_guards(trace.inputs, observation, access)
+        return _emitted(call, access, read, trace.inputs, written, names, trace, [*answers])
 
 
 def guards_of_call(call: Call) -> GuardFunction:
@@ -76,7 +80,7 @@ def guards_of_call(call: Call) -> GuardFunction:
     return _emitted(call, Access(names, (), call), (), inputs, (), names)
 
 
-def _emitted(  # noqa: PLR0917 - what every guard function is made of
+def _emitted(  # noqa: PLR0913, PLR0917 - what every guard function is made of
     call: Call,
     access: Access,
     read: Sequence[Guard],
@@ -84,13 +88,14 @@ def _emitted(  # noqa: PLR0917 - what every guard function is made of
     written: Sequence[int],
     names: Names,
     trace: Trace | None = None,
+    answers: Sequence[Guard] = (),
 ) -> GuardFunction:
     numbers = trace.numbers if trace is not None else ()
     fakes = trace.fakes if trace is not None else [entry.tensor for entry in inputs]
     pairs = list(zip(inputs, fakes, strict=False))
     tensors = [_tensor_guard(access.of(e.places[0]), e, fake) for e, fake in pairs]
     before = [*_call_guards(call, numbers), *read]
-    after = [*_ties(inputs, access), *_overlap(inputs, tensors, written)]
+    after = [*_ties(inputs, access), *_overlap(inputs, tensors, written), *answers]
     after += _size_guards(trace, tensors, access) if trace is not None else []
     are_alike = tensor_guard([e.tensor for e in inputs], [f for _, f in pairs]) if inputs else None
     expressions = [_number_source(place, access, names) for place in numbers]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import re
@@ -26,6 +27,7 @@ __all__ = [
     "Guard",
     "IdentityGuard",
     "KeysGuard",
+    "LevelGuard",
     "Mismatch",
     "NoOverlapGuard",
     "NumberGuard",
@@ -364,6 +366,36 @@ class FastPathGuard:
         seen = fast_path_enabled()
         is_same = seen is self.is_enabled
         return None if is_same else Mismatch(self.path, self.expected, repr(seen))
+
+
+@attrs.frozen
+class LevelGuard:
+    """A logger says as before whether records of a level are made."""
+
+    logger: logging.Logger
+    level: int
+    is_enabled: bool
+
+    @property
+    def path(self) -> str:
+        return f"level {logging.getLevelName(self.level)} of logger {self.logger.name}"
+
+    @property
+    def expected(self) -> str:
+        return _ENABLED[self.is_enabled]
+
+    def source(self, names: Names) -> str:
+        logger = names.of(self.logger, f"{self.logger.name}_logger")
+        return f"{logger}.isEnabledFor({self.level!r}) is {self.is_enabled}"
+
+    def mismatch(self, variables: Mapping[str, Any]) -> Mismatch | None:
+        del variables
+        seen = self.logger.isEnabledFor(self.level)
+        is_same = seen is self.is_enabled
+        return None if is_same else Mismatch(self.path, self.expected, _ENABLED[seen])
+
+
+_ENABLED = {True: "enabled", False: "disabled"}
 
 
 @attrs.frozen(eq=False)

@@ -7,7 +7,8 @@ import random
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from types import CodeType
+from logging import Logger
+from types import CodeType, ModuleType
 from typing import Any
 
 import attrs
@@ -20,6 +21,7 @@ from torchbay._observe._branches import BranchWatch
 from torchbay._observe._direct import DirectCalls
 from torchbay._observe._effects import EffectHistory, counts
 from torchbay._observe._inside import Inside
+from torchbay._observe._names import attribute_obstacles, is_named, version_obstacles
 from torchbay._observe._ops import (
     BATCH_NORMS,
     GATES,
@@ -72,6 +74,7 @@ __all__ = [
     "elements",
     "generator_states",
     "is_compared",
+    "is_named",
     "is_same",
     "observe",
     "put",
@@ -100,6 +103,8 @@ class Observation:
         obstacles: Why the call can never be in a graph, if it cannot.
         codes: A user's code that ran, with its globals.
         environment: The environment variables that were read, with their values.
+        levels: The loggers that were asked whether a level is enabled, with the answers.
+        names: What the code that ran can name; None if anything.
         reads_fast_path: Whether an encoder would drop padding only with its fast path enabled.
     """
 
@@ -114,6 +119,8 @@ class Observation:
     obstacles: tuple[Reason, ...]
     codes: Mapping[CodeType, dict[str, Any]]
     environment: Mapping[str, str | None]
+    levels: Mapping[tuple[Logger, int], bool]
+    names: frozenset[str] | None
     reads_fast_path: bool
 
     @property
@@ -178,9 +185,12 @@ def observe(call: Call, reach: Reach) -> Observation:
     changes = [change for effect in effects for change in effect.changes]
     changes += [*hidden_argument_changes(call), *profile.effects]
     changes += [Change(late.path, None, None) for late in _late(reach, profile.user_codes)]
-    watched = tuple(reach.watched(profile.names(), _written_by(effects)))
+    names = profile.names()
+    watched = tuple(reach.watched(names, _written_by(effects)))
     changes += [Change(f"the initialization of {path}", None, None) for path in tensors.lazy]
     obstacles = [*recorder.obstacles, *profile.obstacles, *tensors.obstacles()]
+    obstacles += version_obstacles(profile.user_codes)
+    obstacles += attribute_obstacles([*call.tensors, *reach.tensors()], names)
     obstacles += _unwatched([*call.objects, *(r for holder in watched for r in holder.readings)])
     if _python_randomness() != randomness:
         obstacles.append(Reason("the call draws random numbers of Python or NumPy"))
@@ -196,6 +206,8 @@ def observe(call: Call, reach: Reach) -> Observation:
         tuple(obstacles),
         profile.user_codes,
         profile.environment,
+        profile.levels,
+        names,
         profile.reads_fast_path,
     )
 
@@ -223,15 +235,16 @@ def _written_by(effects: Sequence[Effect]) -> Callable[[Holder, Any], bool]:
     return is_written
 
 
-def _late(reach: Reach, codes: Mapping[CodeType, dict[str, Any]]) -> list[Reading]:
-    """Return globals found only after the call that it may have changed: the next one decides."""
+def _late(reach: Reach, codes: Mapping[CodeType, dict[str, Any]]) -> Iterator[Reading | Holder]:
+    """Yield what was found only after the call, which may have changed it: the next one decides."""
     known = set(reach.holders)
     found = reach.add_globals(codes)
     reach.complete()
-    held = (holder for key, holder in reach.holders.items() if key not in known)
+    held = [holder for key, holder in reach.holders.items() if key not in known]
     mutable = {id(holder.container) for holder in held if not isinstance(holder.container, tuple)}
     stored = {name for code in codes for name in _stored_globals(code)}
-    return [r for r in found if id(r.value) in mutable or r.key in stored]
+    yield from (r for r in found if id(r.value) in mutable or r.key in stored)
+    yield from (holder for holder in held if isinstance(holder.owner, ModuleType))
 
 
 def _stored_globals(code: CodeType) -> Iterator[str]:

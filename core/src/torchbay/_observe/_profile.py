@@ -7,15 +7,11 @@ them too, but with one active, PyTorch's own modules take other paths than witho
 from __future__ import annotations
 
 import gc
-import inspect
 import logging
 import os
-import random
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
 from operator import itemgetter
 from pathlib import Path
 from types import CodeType, FrameType
@@ -23,7 +19,18 @@ from typing import Any
 
 import torch
 
+from torchbay._observe._names import names_in, names_nothing
 from torchbay._observe._ops import Gate
+from torchbay._observe._outside import (
+    ASKED,
+    CLOCKS,
+    READS_ALL,
+    SETTERS,
+    asked_by,
+    change_by,
+    is_lookup,
+    reads_all,
+)
 from torchbay._observe._recorder import OpRecorder
 from torchbay._observe._snapshot import Change
 from torchbay._reason import Reason
@@ -57,37 +64,12 @@ _TENSOR_CODE = {
 }
 """The same, for methods written in Python."""
 
-_SETTERS = {
-    inspect.unwrap(function).__code__: function.__name__
-    for function in (
-        torch.manual_seed,
-        torch.seed,
-        torch.set_rng_state,
-        torch.random.fork_rng,
-        torch.cuda.manual_seed,
-        torch.cuda.manual_seed_all,
-        torch.cuda.set_rng_state,
-        torch.set_default_device,
-        torch.set_default_dtype,
-        torch.set_default_tensor_type,
-        torch.set_deterministic_debug_mode,
-        torch.set_float32_matmul_precision,
-        torch.use_deterministic_algorithms,
-    )
-}
-"""What sets state that a graph can only run under."""
-
 _ENCODER_CODES = frozenset({ENCODER_CODE, PADDED_CODE})
 _encoder_arguments = itemgetter("self", "src", "mask", "src_key_padding_mask")
 
 _ENVIRONMENT: dict[bytes, bytes] = vars(os.environ)["_data"]
 _ENVIRONMENT_CODE = type(os.environ).__getitem__.__code__
-_GENERATOR_METHODS = frozenset({"manual_seed", "seed", "set_state"})
-_CLOCKS = frozenset(
-    getattr(time, name)
-    for name in ("time", "time_ns", "perf_counter", "perf_counter_ns", "monotonic", "monotonic_ns")
-)
-_WRITERS = {print: "what print() shows", open: "a file that open() opens"}
+_ENABLED_CODE = logging.Logger.isEnabledFor.__code__
 
 
 class ProfileRecorder:
@@ -99,6 +81,7 @@ class ProfileRecorder:
         obstacles: What the call did that no graph can do.
         effects: What the call changed outside Python's memory.
         environment: The environment variables it read, with their values.
+        levels: The loggers it asked whether a level is enabled, with the answers.
         reads_fast_path: Whether an encoder would drop padding only with its fast path enabled.
     """
 
@@ -108,7 +91,9 @@ class ProfileRecorder:
         self.obstacles: list[Reason] = []
         self.effects: list[Change] = []
         self.environment: dict[str, str | None] = {}
+        self.levels: dict[tuple[logging.Logger, int], bool] = {}
         self.reads_fast_path = False
+        self._reads_all = False
         self._operators = operators
         self._collecting = {getattr(callback, "__code__", None) for callback in gc.callbacks}
         self._collection: FrameType | None = None
@@ -127,6 +112,8 @@ class ProfileRecorder:
             self._called_c(frame, function)
         elif event == "call":
             self._called(frame)
+        elif event == "return" and frame.f_code is _ENABLED_CODE:
+            self._asked_logger(frame, is_enabled=function)
 
     def _is_collecting(self, frame: FrameType, event: str) -> bool:
         """Whether Python collects garbage, whose callbacks may run in the midst of anything."""
@@ -145,9 +132,9 @@ class ProfileRecorder:
         ``getattr`` is taken to be called with names that their code spells out.
         """
         own = (code for code in self.user_codes if not is_library_file(code.co_filename))
-        if any(not _ANY_NAME.isdisjoint(code.co_names) for code in own):
+        if self._reads_all or any(map(names_nothing, own)):
             return None
-        return frozenset(name for code in self.codes for name in _names_in(code))
+        return frozenset(name for code in self.codes for name in names_in(code))
 
     def _called(self, frame: FrameType) -> None:
         code = frame.f_code
@@ -156,8 +143,12 @@ class ProfileRecorder:
             self.give_up(Reason(what, user_line()))
         elif code in _TENSOR_CODE:
             self._refuse(f"{_TENSOR_CODE[code]} is not an operator", frame.f_back)
-        elif code in _SETTERS:
-            self._refuse(f"the call sets ambient state, {_SETTERS[code]}()", frame.f_back)
+        elif code in SETTERS:
+            self._refuse(f"the call sets ambient state, {SETTERS[code]}()", frame.f_back)
+        elif code in ASKED and frame.f_back is not None and _is_users(frame.f_back):
+            self._refuse(f"what {ASKED[code]}() tells cannot be watched", frame.f_back)
+        elif code in READS_ALL:
+            self._reads_all |= _is_own(_blamed(frame.f_back))
         elif code is _ENVIRONMENT_CODE:
             self._read_variable(frame.f_locals["key"])
         elif code not in self.codes and code.co_name != "<module>":
@@ -196,22 +187,25 @@ class ProfileRecorder:
         elif _is_module_code(code.co_filename):
             self.codes.add(code)
 
+    def _asked_logger(self, frame: FrameType, *, is_enabled: bool | None) -> None:
+        logger, level = frame.f_locals["self"], frame.f_locals["level"]
+        if is_enabled is not None and _blamed(frame.f_back) is not None:
+            self.levels.setdefault((logger, level), is_enabled)
+
     def _called_c(self, frame: FrameType, function: Any) -> None:
         owner = getattr(function, "__self__", None)
         if isinstance(owner, torch.Tensor):
             self._called_tensor_method(frame, owner, function.__name__)
-        elif function in _WRITERS and _is_users(frame):
-            self.effects.append(Change(_WRITERS[function], None, None))
-        elif function in _CLOCKS and frame.f_code.co_filename == logging.__file__:
+        elif function in CLOCKS and frame.f_code.co_filename == logging.__file__:
             self.effects.append(Change("what the call logs", None, None))
-        elif function in _CLOCKS:
-            self._refuse("the call reads a clock", frame)
-        elif isinstance(owner, random.Random):
-            self._refuse("the call draws Python's random numbers", frame)
-        elif isinstance(owner, torch.Generator) and function.__name__ in _GENERATOR_METHODS:
-            self._refuse(f"the call sets a random generator, {function.__name__}()", frame)
-        elif isinstance(owner, ContextVar) and function.__name__ == "get":
-            self._refuse(f"the call reads a ContextVar, {owner.name}", frame)
+        elif (what := asked_by(function)) is not None:
+            self._refuse(what, frame)
+        elif is_lookup(function) and _is_users(frame):
+            self._refuse(f"what {function.__name__}() tells cannot be watched", frame)
+        elif reads_all(function):
+            self._reads_all |= _is_own(_blamed(frame))
+        elif (what := change_by(function)) is not None and _blamed(frame) is not None:
+            self.effects.append(Change(what, None, None))
 
     def _called_tensor_method(self, frame: FrameType, tensor: torch.Tensor, name: str) -> None:
         if name == "tolist":
@@ -224,8 +218,8 @@ class ProfileRecorder:
         """Note an obstacle, unless a library that knows what it does is to blame."""
         while caller is not None and caller.f_code.co_filename.startswith("<"):
             caller = caller.f_back
-        if caller is not None and _may_be_blamed(caller):
-            where = f"{caller.f_code.co_filename}:{caller.f_lineno}"
+        if (blamed := _blamed(caller)) is not None:
+            where = f"{blamed.f_code.co_filename}:{blamed.f_lineno}"
             self.obstacles.append(Reason(what, where))
 
 
@@ -233,12 +227,15 @@ def _is_users(frame: FrameType) -> bool:
     return is_user_file(frame.f_code.co_filename)
 
 
-def _may_be_blamed(frame: FrameType) -> bool:
-    """Whether the innermost frame outside Python's own library is a user's."""
-    caller: FrameType | None = frame
+def _is_own(frame: FrameType | None) -> bool:
+    return frame is not None and not is_library_file(frame.f_code.co_filename)
+
+
+def _blamed(caller: FrameType | None) -> FrameType | None:
+    """Return the innermost frame outside Python's own library, if it is a user's."""
     while caller is not None and _is_standard(caller.f_code.co_filename):
         caller = caller.f_back
-    return caller is not None and _is_users(caller)
+    return caller if caller is not None and _is_users(caller) else None
 
 
 _STDLIB = str(Path(os.__file__).parent) + os.sep
@@ -246,6 +243,8 @@ _STDLIB = str(Path(os.__file__).parent) + os.sep
 
 def _is_standard(filename: str) -> bool:
     """Whether a file is Python's own, or one that wraps functions on the way to others."""
+    if filename.startswith("<frozen "):
+        return "importlib" not in filename
     is_wrapping = "/torch/_dynamo/" in filename or filename.endswith("/torch/_compile.py")
     return is_wrapping or (filename.startswith(_STDLIB) and "-packages" not in filename)
 
@@ -253,14 +252,6 @@ def _is_standard(filename: str) -> bool:
 def _is_module_code(filename: str) -> bool:
     """Whether a file of torch defines modules whose attributes their code reads."""
     return "/torch/nn/" in filename and not filename.endswith("/nn/modules/module.py")
-
-
-_ANY_NAME = frozenset({"getattr", "vars", "__dict__", "attrgetter"})
-
-
-def _names_in(code: CodeType) -> set[str]:
-    strings = {const for const in code.co_consts if isinstance(const, str) and const.isidentifier()}
-    return strings.union(code.co_names, (code.co_name,))
 
 
 @contextmanager

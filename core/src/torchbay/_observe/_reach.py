@@ -17,7 +17,8 @@ import attrs
 import torch
 
 from torchbay._call import Call
-from torchbay._observe._state import is_replaceable, may_change
+from torchbay._observe._names import imports_in, is_named
+from torchbay._observe._state import is_own, is_replaceable, may_change
 from torchbay._observe._walk import walker_of
 from torchbay._source import is_library_file
 from torchbay._torch_compat import global_module_hooks
@@ -104,7 +105,8 @@ class Reach:
         reach = cls()
         reach._root("self", call.function)
         reach._root("torch.nn.modules.module", global_module_hooks())
-        for item in call.objects:
+        classes = (item for item in call.values if isinstance(item.value, type))
+        for item in (*call.objects, *classes):
             reach._argument_roots.append(id(item.value))
             reach._pending.append((item.path, item.value))
         reach.add_globals(codes)
@@ -112,9 +114,17 @@ class Reach:
         return reach
 
     def add_globals(self, codes: Mapping[CodeType, dict[str, Any]]) -> list[Reading]:
-        """Add what code can read of its module's globals; return what was not known yet."""
-        names = [(code, name) for code in codes for name in dict.fromkeys(code.co_names)]
-        found = [self._read_global(codes[code], name) for code, name in names]
+        """Add what code can read of its module's globals; return what was not known yet.
+
+        What it imports where it runs is added as well.
+        """
+        names = [(codes[code], name) for code in codes for name in dict.fromkeys(code.co_names)]
+        for code, variables in codes.items():
+            for module, taken in imports_in(code, variables):
+                names += [(vars(module), name) for name in taken or ()]
+                if not taken and is_own(module) and id(module) not in self._roots:
+                    self._root(module.__name__, module)
+        found = [self._read_global(variables, name) for variables, name in names]
         return [reading for reading in found if reading is not None]
 
     def complete(self) -> None:
@@ -239,4 +249,4 @@ class _Watch:
 
 
 def _can_name(reading: Reading, names: frozenset[str] | None) -> bool:
-    return names is None or reading.attribute is None or reading.attribute in names
+    return reading.attribute is None or is_named(reading.attribute, names)

@@ -7,6 +7,7 @@ import array
 import collections
 import functools
 import io
+import operator
 import queue
 import random
 import sys
@@ -22,12 +23,14 @@ from torchbay._structure import is_plain, is_plain_object
 
 __all__ = [
     "LARGEST",
+    "attributes_of",
     "is_own",
     "is_replaceable",
     "is_unwatchable",
     "is_users_class",
     "is_watchable",
     "may_change",
+    "wraps_another",
 ]
 
 LARGEST = 4096
@@ -36,7 +39,7 @@ LARGEST = 4096
 
 def may_change(value: Any, *, is_library: bool) -> bool:
     """Whether a global is state rather than a definition: nobody rebinds what a library defines."""
-    if isinstance(value, functools.partial) or hasattr(value, "__wrapped__"):
+    if isinstance(value, functools.partial) or wraps_another(value):
         return not is_library
     if isinstance(value, BuiltinFunctionType):
         return not is_plain(value)
@@ -46,7 +49,21 @@ def may_change(value: Any, *, is_library: bool) -> bool:
     if is_library:
         return is_scalar or isinstance(value, (torch.Tensor, torch.nn.Module))
     is_container = isinstance(value, (list, tuple, dict, set)) and len(value) <= LARGEST
-    return is_scalar or is_container or isinstance(value, torch.Tensor) or is_watchable(value)
+    is_state = is_container or is_watchable(value) or is_unwatchable(value)
+    return is_scalar or is_state or isinstance(value, torch.Tensor)
+
+
+def attributes_of(value: Any) -> Any:
+    """Return an object's ``__dict__``, or None; its class's own ways of lookup do not run."""
+    try:
+        return object.__getattribute__(value, "__dict__")
+    except AttributeError:
+        return None
+
+
+def wraps_another(value: Any) -> bool:
+    """Whether an object stands for another one, as `functools.wraps` leaves it."""
+    return "__wrapped__" in (attributes_of(value) or ())
 
 
 def is_own(definition: Any) -> bool:
@@ -71,18 +88,25 @@ def is_users_class(kind: type) -> bool:
     return is_user_file(filename) and not is_library_file(filename)
 
 
-_PLAIN_HOLDERS = (SimpleNamespace, argparse.Namespace, collections.UserDict, collections.UserList)
+_PLAIN_HOLDERS = (
+    SimpleNamespace,
+    argparse.Namespace,
+    collections.ChainMap,
+    collections.UserDict,
+    collections.UserList,
+)
 
 
 def is_watchable(value: Any) -> bool:
     """Whether an object is of a class outside torch and Python's own library, with a ``__dict__``."""
     if isinstance(value, _PLAIN_HOLDERS):
         return True
-    if isinstance(value, (type, ModuleType, BuiltinFunctionType)) or not hasattr(value, "__dict__"):
+    attributes = attributes_of(value)
+    if isinstance(value, (type, ModuleType, BuiltinFunctionType)) or attributes is None:
         return False
     root = type(value).__module__.partition(".")[0]
     is_library = root in _LIBRARIES and not isinstance(value, torch.nn.Module)
-    return not is_library and isinstance(vars(value), dict)
+    return not is_library and isinstance(attributes, dict)
 
 
 _LIBRARIES = frozenset(sys.stdlib_module_names) - {"__main__"} | {"torch", "torchbay", "numpy"}
@@ -92,6 +116,8 @@ _UNWATCHABLE = (
     collections.deque,
     io.IOBase,
     memoryview,
+    operator.attrgetter,
+    operator.methodcaller,
     queue.Queue,
     queue.SimpleQueue,
     random.Random,
@@ -123,5 +149,13 @@ def is_unwatchable(value: Any) -> bool:
         or hasattr(kind, "__next__")
         or kind.__module__.startswith("numpy.random")
         or (isinstance(value, set) and not is_plain(frozenset(value)))
-        or (is_users_class(kind) and not hasattr(value, "__dict__") and kind.__base__ is not tuple)
+        or (is_users_class(kind) and attributes_of(value) is None and kind.__base__ is not tuple)
+        or kind in weakref.ProxyTypes
+        or _is_weak_way(value)
     )
+
+
+def _is_weak_way(value: Any) -> bool:
+    """Whether a weak reference leads to Python state."""
+    is_reference = isinstance(value, weakref.ReferenceType)
+    return is_reference and not isinstance(value(), (torch.Tensor, type(None)))

@@ -18,7 +18,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from torchbay._observe._state import LARGEST, is_own, is_users_class, is_watchable, may_change
+from torchbay._observe._state import (
+    LARGEST,
+    attributes_of,
+    is_own,
+    is_users_class,
+    is_watchable,
+    may_change,
+    wraps_another,
+)
 from torchbay._source import is_user_file
 from torchbay._structure import is_plain
 
@@ -51,14 +59,17 @@ def _walk_registry(reach: Reach, path: str, module: torch.nn.Module, registry: s
 
 
 def _walk_object(reach: Reach, path: str, value: Any) -> None:
-    attributes = vars(value)
+    attributes = attributes_of(value)
     holder = reach.hold(path, attributes, value, suffix="{}.__dict__")
     # Python's own code names the one attribute of these.
-    is_named_elsewhere = isinstance(value, (collections.UserDict, collections.UserList))
+    is_named_elsewhere = isinstance(value, _NAMED_ELSEWHERE)
     for name, attribute in list(attributes.items()):
         needed = None if is_named_elsewhere else name
         reach.read(holder, f"{path}.{name}", name, attribute, needed)
     _walk_class(reach, type(value), value)
+
+
+_NAMED_ELSEWHERE = (collections.ChainMap, collections.UserDict, collections.UserList)
 
 
 def _walk_class(reach: Reach, kind: type, value: Any) -> None:
@@ -139,7 +150,13 @@ def _walk_partial(reach: Reach, path: str, partial: functools.partial[Any]) -> N
 
 
 def _walk_wrapper(reach: Reach, path: str, wrapper: Any) -> None:
-    _hold_parts(reach, path, wrapper, "({0}.__wrapped__,)", wrapper.__wrapped__)
+    _hold_parts(
+        reach,
+        path,
+        wrapper,
+        "({0}.__dict__['__wrapped__'],)",
+        attributes_of(wrapper)["__wrapped__"],
+    )
 
 
 def _hold_parts(reach: Reach, path: str, whole: Any, suffix: str, *parts: Any) -> None:
@@ -175,7 +192,7 @@ def walker_of(value: Any) -> Callable[[Reach, str, Any], None] | None:
     if isinstance(value, (type, ModuleType)):
         walk_definition = _walk_python_module if isinstance(value, ModuleType) else _walk_own_class
         return walk_definition if is_own(value) else None
-    if hasattr(value, "__wrapped__"):
+    if wraps_another(value):
         return _walk_wrapper
     return _walk_object if is_watchable(value) else None
 
