@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
-from types import CellType, FunctionType
+from types import CellType
 from typing import Any
 
 from torchbay._call import Call, Item
-from torchbay._observe import Holder, Reading
+from torchbay._observe import Holder, Reading, has_attributes
 from torchbay._source import Names
 from torchbay._structure import key_source
 
@@ -32,7 +32,7 @@ class Access:
         holder = self.container(self._holders[id(place.holder)])
         if isinstance(place.holder, CellType):
             return f"{holder}.cell_contents"
-        if isinstance(place.holder, FunctionType):
+        if has_attributes(place.holder):
             return f"{holder}.{place.key}"
         return f"{holder}[{key_source(place.key, self._names)}]"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from types import MethodType
@@ -141,6 +142,8 @@ class _Reader:
             raise CannotServe(f"argument {item.path} holds itself or is nested too deeply")
         if (source := self._single(item)) is not None:
             return source
+        if type(value) is functools.partial:
+            return self._partial(item, depth)
         if (container := take_apart(value)) is not None:
             return self._container(item, container, depth)
         if isinstance(value, (dict, list, tuple, set)) and not is_plain(value):
@@ -173,6 +176,14 @@ class _Reader:
                 self.objects.append(Item(f"{item.path}.{part}", access, getattr(value, part)))
             return self.names.of(value, item.path)
         return None
+
+    def _partial(self, item: Item, depth: int) -> str:
+        """File what a partial function calls and passes: often made anew for every call."""
+        self.values.append(Item(item.path, f"type({item.access})", functools.partial))
+        for part in ("func", "args", "keywords"):
+            place = Item(f"{item.path}.{part}", f"{item.access}.{part}", getattr(item.value, part))
+            self.read(place, depth + 1)
+        return self.names.of(item.value, item.path)
 
     def _container(self, item: Item, container: Container, depth: int) -> str:
         value = item.value

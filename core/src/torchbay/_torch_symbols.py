@@ -187,6 +187,9 @@ def fake_of(
     if fake.is_leaf:
         # A copy of the real gradient, which the program must not read as a constant.
         fake.grad = None
+    for attribute, value in vars(tensor).items():
+        if isinstance(value, (bool, int, float, str)):
+            setattr(fake, attribute, value)
     return fake
 
 

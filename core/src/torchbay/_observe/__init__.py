@@ -46,7 +46,7 @@ from torchbay._observe._rehearsal import (
     unmoved_generators,
 )
 from torchbay._observe._snapshot import ABSENT, Change, Effect, Snapshot, is_same, put
-from torchbay._observe._state import is_unwatchable
+from torchbay._observe._state import has_attributes, is_unwatchable
 from torchbay._reason import Reason
 from torchbay._torch_compat import compiler_flag, operators_called_directly
 from torchbay._torch_encoder import padded_encoders
@@ -73,6 +73,7 @@ __all__ = [
     "as_it_is",
     "elements",
     "generator_states",
+    "has_attributes",
     "is_compared",
     "is_named",
     "is_same",
@@ -185,7 +186,7 @@ def observe(call: Call, reach: Reach) -> Observation:
     changes = [change for effect in effects for change in effect.changes]
     changes += [*hidden_argument_changes(call), *profile.effects]
     changes += [Change(late.path, None, None) for late in _late(reach, profile.user_codes)]
-    names = profile.names()
+    names = None if reach.has_getters else profile.names()
     watched = tuple(reach.watched(names, _written_by(effects)))
     changes += [Change(f"the initialization of {path}", None, None) for path in tensors.lazy]
     obstacles = [*recorder.obstacles, *profile.obstacles, *tensors.obstacles()]

@@ -9,6 +9,7 @@ checks, what a snapshot compares and, when its value is a tensor, what becomes a
 from __future__ import annotations
 
 import collections
+import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import CellType, CodeType, MappingProxyType
 from typing import Any
@@ -135,6 +136,12 @@ class Reach:
             if id(value) not in self._walked and (walk := walker_of(value)) is not None:
                 self._walked[id(value)] = value
                 walk(self, path, value)
+
+    @property
+    def has_getters(self) -> bool:
+        """Whether an ``attrgetter`` was reached, which reads attributes that no code names."""
+        readings = (reading for holder in self.holders.values() for reading in holder.readings)
+        return any(isinstance(reading.value, operator.attrgetter) for reading in readings)
 
     def tensors(self) -> Iterator[Reading]:
         """Yield the readings whose value is a tensor."""

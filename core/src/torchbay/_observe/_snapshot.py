@@ -5,12 +5,13 @@ from __future__ import annotations
 import collections
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from types import CellType, FunctionType, MappingProxyType
+from types import CellType, MappingProxyType
 from typing import Any
 
 import attrs
 
 from torchbay._observe._reach import Holder, Reach
+from torchbay._observe._state import has_attributes
 from torchbay._structure import is_plain, same_value
 
 __all__ = ["ABSENT", "Change", "Effect", "Snapshot", "is_same", "put"]
@@ -129,8 +130,9 @@ def _copy(holder: Holder) -> dict[Any, Any]:
         return dict.fromkeys(container, True)
     if holder.is_whole:
         return dict(container)
-    if isinstance(container, FunctionType):
-        return {reading.key: getattr(container, reading.key) for reading in holder.readings}
+    if has_attributes(container):
+        keys = [reading.key for reading in holder.readings]
+        return {key: getattr(container, key) for key in keys if hasattr(container, key)}
     return {key: value for key, value in [*container.items()] if not _is_special(key)}
 
 
@@ -148,7 +150,7 @@ def _put_back(holder: Holder, before: Mapping[Any, Any]) -> None:
     elif isinstance(container, set):
         container.intersection_update(before)
         container.update(before)
-    elif isinstance(container, FunctionType) or holder.is_namespace:
+    elif has_attributes(container) or holder.is_namespace:
         _set_attributes(holder.owner, before, _copy(holder))
     elif not isinstance(container, MappingProxyType):
         _refill(container, before, is_whole=holder.is_whole)
@@ -159,7 +161,7 @@ def put(holder: Holder, key: Any, value: Any) -> None:
     container = holder.container
     if isinstance(container, CellType):
         container.cell_contents = value
-    elif isinstance(container, FunctionType) or holder.is_namespace:
+    elif has_attributes(container) or holder.is_namespace:
         setattr(holder.owner, key, value)
     else:
         container[key] = value

@@ -24,12 +24,14 @@ from torchbay._structure import is_plain, is_plain_object
 __all__ = [
     "LARGEST",
     "attributes_of",
+    "has_attributes",
     "is_own",
     "is_replaceable",
     "is_unwatchable",
     "is_users_class",
     "is_watchable",
     "may_change",
+    "slots_of",
     "wraps_another",
 ]
 
@@ -39,6 +41,8 @@ LARGEST = 4096
 
 def may_change(value: Any, *, is_library: bool) -> bool:
     """Whether a global is state rather than a definition: nobody rebinds what a library defines."""
+    if isinstance(value, operator.attrgetter):
+        return True
     if isinstance(value, functools.partial) or wraps_another(value):
         return not is_library
     if isinstance(value, BuiltinFunctionType):
@@ -116,7 +120,6 @@ _UNWATCHABLE = (
     collections.deque,
     io.IOBase,
     memoryview,
-    operator.attrgetter,
     operator.methodcaller,
     queue.Queue,
     queue.SimpleQueue,
@@ -149,10 +152,31 @@ def is_unwatchable(value: Any) -> bool:
         or hasattr(kind, "__next__")
         or kind.__module__.startswith("numpy.random")
         or (isinstance(value, set) and not is_plain(frozenset(value)))
-        or (is_users_class(kind) and attributes_of(value) is None and kind.__base__ is not tuple)
+        or (
+            is_users_class(kind)
+            and attributes_of(value) is None
+            and kind.__base__ is not tuple
+            and not slots_of(value)
+        )
         or kind in weakref.ProxyTypes
         or _is_weak_way(value)
     )
+
+
+def has_attributes(container: Any) -> bool:
+    """Whether what a container holds are its attributes: defaults of a function, or slots."""
+    return isinstance(container, FunctionType) or bool(slots_of(container))
+
+
+def slots_of(value: Any) -> tuple[str, ...]:
+    """Return the attributes of an object of a user's class that has slots and nothing else."""
+    kind = type(value)
+    if kind.__base__ is not object or attributes_of(value) is not None or not is_users_class(kind):
+        return ()
+    slots = vars(kind).get("__slots__", ())
+    names = (slots,) if isinstance(slots, str) else tuple(slots)
+    # A private name stands under another in the object.
+    return () if any(name.startswith("__") for name in names) else names
 
 
 def _is_weak_way(value: Any) -> bool:

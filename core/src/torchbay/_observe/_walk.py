@@ -25,6 +25,7 @@ from torchbay._observe._state import (
     is_users_class,
     is_watchable,
     may_change,
+    slots_of,
     wraps_another,
 )
 from torchbay._source import is_user_file
@@ -194,7 +195,17 @@ def walker_of(value: Any) -> Callable[[Reach, str, Any], None] | None:
         return walk_definition if is_own(value) else None
     if wraps_another(value):
         return _walk_wrapper
+    if slots_of(value):
+        return _walk_slots
     return _walk_object if is_watchable(value) else None
+
+
+def _walk_slots(reach: Reach, path: str, value: Any) -> None:
+    holder = reach.hold(path, value, value, is_whole=False)
+    for name in slots_of(value):
+        if hasattr(value, name):
+            reach.read(holder, f"{path}.{name}", name, getattr(value, name), name)
+    _walk_class(reach, type(value), value)
 
 
 def _walk_own_class(reach: Reach, path: str, kind: type) -> None:
