@@ -87,10 +87,16 @@ class Holder:
 
 
 class Reach:
-    """Everything found, each object once."""
+    """Everything found, each object once.
+
+    Attributes:
+        holders: The containers, by identity.
+        names: Names that objects hold, for code to read attributes without naming them.
+    """
 
     def __init__(self) -> None:
         self.holders: dict[int, Holder] = {}
+        self.names: set[str] = set()
         self._parts: dict[int, list[Holder]] = {}
         self._roots: list[int] = []
         self._argument_roots: list[int] = []

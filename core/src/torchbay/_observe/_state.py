@@ -39,7 +39,7 @@ LARGEST = 4096
 
 def may_change(value: Any, *, is_library: bool) -> bool:
     """Whether a global is state rather than a definition: nobody rebinds what a library defines."""
-    if isinstance(value, functools.partial) or wraps_another(value):
+    if isinstance(value, (functools.partial, operator.attrgetter)) or wraps_another(value):
         return not is_library
     if isinstance(value, BuiltinFunctionType):
         return not is_plain(value)
@@ -116,7 +116,6 @@ _UNWATCHABLE = (
     collections.deque,
     io.IOBase,
     memoryview,
-    operator.attrgetter,
     operator.methodcaller,
     queue.Queue,
     queue.SimpleQueue,
