@@ -562,6 +562,13 @@ def follows_an_object_behind_a_weak_reference():
     return Program(lambda x: x * reference().scale, knobs)
 
 
+@scenario(calls(X), change(lambda held: held.clear()), calls(X), at_most=2)
+def follows_whether_an_object_behind_a_weak_reference_is_there():
+    held = [Knobs()]
+    reference = weakref.ref(held[0])
+    return Program(lambda x: x * 3 if reference() is None else x * 2, held)
+
+
 @scenario(calls(X), change(lambda inner: inner.update(scale=3.0)), calls(X), eagerly=True)
 def follows_a_dict_behind_a_chain_of_dicts():
     inner = {"scale": 2.0}

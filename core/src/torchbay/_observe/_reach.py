@@ -99,7 +99,7 @@ class Reach:
         self.names: set[str] = set()
         self._parts: dict[int, list[Holder]] = {}
         self._roots: list[int] = []
-        self._argument_roots: list[int] = []
+        self._weak_roots: list[int] = []
         self._pending: collections.deque[tuple[str, Any]] = collections.deque()
         # By identity, and kept alive, so that no other object gets the same one.
         self._walked: dict[int, Any] = {}
@@ -113,8 +113,7 @@ class Reach:
         reach._root("torch.nn.modules.module", global_module_hooks())
         classes = (item for item in call.values if isinstance(item.value, type))
         for item in (*call.objects, *classes):
-            reach._argument_roots.append(id(item.value))
-            reach._pending.append((item.path, item.value))
+            reach.add_weak_root(item.path, item.value)
         reach.add_globals(codes)
         reach.complete()
         return reach
@@ -132,6 +131,11 @@ class Reach:
                     self._root(module.__name__, module)
         found = [self._read_global(variables, name) for variables, name in names]
         return [reading for reading in found if reading is not None]
+
+    def add_weak_root(self, path: str, value: Any) -> None:
+        """Walk from an object that must not be kept alive."""
+        self._weak_roots.append(id(value))
+        self._pending.append((path, value))
 
     def complete(self) -> None:
         """Follow every value that was read, and what it leads to."""
@@ -167,7 +171,7 @@ class Reach:
         """
         watch = _Watch(self._parts, names, is_written)
         watch.follow(self._roots, is_pinned=True)
-        watch.follow(self._argument_roots, is_pinned=False)
+        watch.follow(self._weak_roots, is_pinned=False)
         return list(watch.found.values())
 
     def hold(self, path: str, container: Any, part_of: Any, **more: Any) -> Holder:

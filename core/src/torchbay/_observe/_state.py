@@ -49,7 +49,8 @@ def may_change(value: Any, *, is_library: bool) -> bool:
     if is_library:
         return is_scalar or isinstance(value, (torch.Tensor, torch.nn.Module))
     is_container = isinstance(value, (list, tuple, dict, set)) and len(value) <= LARGEST
-    is_state = is_container or is_watchable(value) or is_unwatchable(value)
+    is_reference = isinstance(value, weakref.ReferenceType)
+    is_state = is_container or is_reference or is_watchable(value) or is_unwatchable(value)
     return is_scalar or is_state or isinstance(value, torch.Tensor)
 
 
@@ -150,11 +151,6 @@ def is_unwatchable(value: Any) -> bool:
         or (isinstance(value, set) and not is_plain(frozenset(value)))
         or (is_users_class(kind) and attributes_of(value) is None and kind.__base__ is not tuple)
         or kind in weakref.ProxyTypes
-        or _is_weak_way(value)
+        # Others than plain references make what they lead to anew.
+        or (isinstance(value, weakref.ReferenceType) and kind is not weakref.ReferenceType)
     )
-
-
-def _is_weak_way(value: Any) -> bool:
-    """Whether a weak reference leads to Python state."""
-    is_reference = isinstance(value, weakref.ReferenceType)
-    return is_reference and not isinstance(value(), (torch.Tensor, type(None)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import functools
 import operator
+import weakref
 from collections.abc import Callable, Mapping
 from types import (
     BuiltinFunctionType,
@@ -167,6 +168,11 @@ def _hold_parts(reach: Reach, path: str, whole: Any, suffix: str, *parts: Any) -
         reach.read(holder, path, index, part, None)
 
 
+def _walk_reference(reach: Reach, path: str, reference: Any) -> None:
+    if type(reference) is weakref.ReferenceType and (value := reference()) is not None:
+        reach.add_weak_root(f"{path}()", value)
+
+
 def _walk_getter(reach: Reach, path: str, getter: Any) -> None:
     del path
     reach.names.update(name for part in getter.__reduce__()[1] for name in part.split("."))
@@ -220,6 +226,7 @@ _WALKERS: dict[type, Callable[[Reach, str, Any], None]] = {
     BuiltinFunctionType: _walk_builtin,
     functools.partial: _walk_partial,
     operator.attrgetter: _walk_getter,
+    weakref.ReferenceType: _walk_reference,
 }
 
 
