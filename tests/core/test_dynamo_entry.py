@@ -53,7 +53,6 @@ def test_serves_inference_by_an_installed_name(shelf):
     shelf.publish("mygpu", source.replace("return self.graph(*inputs)", "raise MemoryError"))
     compiled = dynamo(sine, backend="mygpu")
     x = torch.randn(3)
-    assert torch.equal(compiled(x), sine(x))
     with pytest.raises(MemoryError):
         compiled(x)
 

@@ -6,10 +6,11 @@ import collections
 import copy
 import dataclasses
 import gc
+import textwrap
 import threading
 import warnings
 import weakref
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import NamedTuple
 
 import pytest
@@ -1088,3 +1089,27 @@ def test_keeps_state_of_a_module_for_each_thread(recording):
     for thread in threads:
         thread.join()
     assert found == [True] * 20
+
+
+OWN_NAMES = ["inference_execution", "leaf", "left", "math", "mismatches", "outcome", "torch"]
+
+
+@pytest.mark.parametrize("name", OWN_NAMES)
+def test_writes_to_variables_named_as_its_own_are(recording, name):
+    source = f"""
+        def program({name}):
+            def call(x):
+                {name}.last = x * {name}.factor
+                if x.sum() > 0:
+                    return x + x.shape[0]
+                return x - 1
+            return call
+    """
+    namespace = {}
+    exec(compile(textwrap.dedent(source), __file__, "exec"), namespace)
+    state = SimpleNamespace(factor=2, last=None)
+    compiled = torchbay.compile(namespace["program"](state), backend=recording)
+    for size in (2, 3, 4, 5, 5):
+        assert compiled(torch.ones(size)).tolist() == [1 + size] * size
+        assert state.last.tolist() == [2] * size
+    assert served(compiled)["graph"] > 0

@@ -15,10 +15,12 @@ import torch
 
 from torchbay._compile import Dispatcher
 from torchbay._dynamic_shapes import check_dynamic_shapes
+from torchbay._dynamo import DynamoDispatcher
 from torchbay._settings import Settings
 from torchbay.errors import InvalidArgument
 
 __all__ = [
+    "AnyDispatcher",
     "CompiledFunction",
     "CompiledModule",
     "compile",
@@ -29,6 +31,14 @@ __all__ = [
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
+AnyDispatcher = Dispatcher | DynamoDispatcher
+
+
+def _dispatcher(original: Callable[..., Any], settings: Settings) -> AnyDispatcher:
+    kind = DynamoDispatcher if settings.tracer == "dynamo" else Dispatcher
+    return kind(original, settings)
+
+
 class CompiledFunction:
     """A callable served from compiled graphs. Otherwise it behaves as the original does."""
 
@@ -36,8 +46,8 @@ class CompiledFunction:
         functools.update_wrapper(self, original, updated=())
         self._original = original
         self._settings = settings
-        self.dispatch = Dispatcher(original, settings)
-        self._bound: dict[int, Dispatcher] = {}
+        self.dispatch = _dispatcher(original, settings)
+        self._bound: dict[int, AnyDispatcher] = {}
 
     @property
     def original(self) -> Callable[..., Any]:
@@ -62,7 +72,7 @@ class CompiledFunction:
             return self
         return _BoundFunction(self, instance)
 
-    def dispatcher_for(self, instance: Any) -> Dispatcher:
+    def dispatcher_for(self, instance: Any) -> AnyDispatcher:
         """Return what serves this instance's calls; it goes when the instance does."""
         key = id(instance)
         if key not in self._bound:
@@ -70,7 +80,7 @@ class CompiledFunction:
                 weakref.finalize(instance, self._bound.pop, key, None)
             except TypeError:
                 return self.dispatch
-            self._bound[key] = Dispatcher(self._original, self._settings)
+            self._bound[key] = _dispatcher(self._original, self._settings)
         return self._bound[key]
 
     def __getattr__(self, name: str) -> Any:
@@ -129,7 +139,7 @@ class CompiledModule(torch.nn.Module):
     def __init__(self, original: torch.nn.Module, settings: Settings) -> None:
         _write(self, "_torchbay_original", original)
         _write(self, "_torchbay_settings", settings)
-        _write(self, "_torchbay_dispatch", Dispatcher(original, settings))
+        _write(self, "_torchbay_dispatch", _dispatcher(original, settings))
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         return _dispatch_of(self)(args, kwargs)
@@ -269,10 +279,14 @@ def compile(  # type: ignore[misc] # noqa: A001, PLR0913 - all as torch.compile 
         dynamic_shapes: The same for each argument, as torch.export takes it: a dict by argument
             name, or a tuple by position, of ``{dimension: torch.export.Dim(...)}``, nested as the
             arguments are. What it leaves out is fixed. A call outside a ``Dim``'s range, or whose
-            equal ``Dim``s differ, gets another specialization. Excludes ``dynamic``.
+            equal ``Dim``s differ, gets another specialization. Excludes ``dynamic``, and
+            ``tracer="dynamo"``.
         mode: A named set of the backend's options.
         options: The backend's options by name. Excludes ``mode``.
-        tracer: How graphs are captured: ``"auto"`` or ``"make_fx"``, which mean the same for now.
+        tracer: How graphs are captured: ``"auto"`` or ``"make_fx"``, which mean the same for now;
+            or ``"dynamo"``, PyTorch's own front-end, with its guards and its limits: symbolic sizes
+            as ``torch.compile`` makes them for backends that take them, ``recompile_limit`` counted
+            per code object, and Python between graphs where one does not hold the whole call.
         fallback: The backend for graphs that ``backend`` declines. By default, and with None, such
             calls run eagerly, with one warning.
         recompile_limit: The most sets of guards to compile for. Calls beyond it run eagerly.
@@ -340,7 +354,7 @@ def _found_by_name(function: Any) -> Any:
     return found
 
 
-def dispatcher_of(compiled: Any) -> Dispatcher:
+def dispatcher_of(compiled: Any) -> AnyDispatcher:
     """Return the dispatcher of something `torchbay.compile` returned.
 
     Raises:

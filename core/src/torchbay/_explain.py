@@ -10,8 +10,16 @@ import attrs
 from torchbay._compile import Dispatcher
 from torchbay._compiled import dispatcher_of, leading_arguments
 from torchbay._counted import counted
+from torchbay._dynamo import DynamoDispatcher, FramePart
+from torchbay._guard_report import GuardReport
 from torchbay._specialization import EagerRoute, Specialization
-from torchbay._specialization_report import SpecializationReport, specialization_report
+from torchbay._specialization_report import (
+    GuardsReport,
+    SpecializationReport,
+    leaf_report,
+    specialization_report,
+)
+from torchbay._tree import Leaf
 from torchbay._tree_report import ForkReport, TreeReport, tree_report
 
 __all__ = ["EagerReport", "Explanation", "explain"]
@@ -36,12 +44,15 @@ class Explanation:
     Attributes:
         name: What messages call the compiled object.
         trees: The sets of guards, the one used last first, each with the specializations that
-            branches on data lead to.
+            branches on data lead to. Each of Dynamo's graphs is a tree of one specialization, the
+            one compiled last first.
         eager: The kinds of calls that run eagerly.
         recompiles: For every specialization after the first, what the call that needed it differed
             in from the one used last: path, value compiled for, value seen.
         calls: How many calls were served from a graph (``"graph"``) and how many ran eagerly
-            (``"eager"``). The call a graph is captured from runs eagerly.
+            (``"eager"``). The call a graph is captured from runs eagerly. With
+            ``tracer="dynamo"``, a call counts as served from a graph if any compiled graph ran.
+        note: Who owns guards and dispatch, if torchbay does not.
     """
 
     name: str
@@ -49,6 +60,7 @@ class Explanation:
     eager: tuple[EagerReport, ...]
     recompiles: tuple[tuple[str, ...], ...]
     calls: Mapping[str, int]
+    note: str = ""
 
     @property
     def specializations(self) -> tuple[SpecializationReport, ...]:
@@ -69,6 +81,7 @@ class Explanation:
         served = ", ".join(f"{count} {way}" for way, count in self.calls.items())
         made = counted(len(self.specializations), "specialization")
         parts = [f"{self.name}: {made}; calls: {served}"]
+        parts += [self.note] if self.note else []
         parts += [str(tree) for tree in self.trees if isinstance(tree.root, ForkReport)]
         parts += [f"specialization {i}: {s}" for i, s in enumerate(self.specializations)]
         parts += map(str, self.eager)
@@ -86,6 +99,8 @@ def explain(compiled: Any) -> Explanation:
         InvalidArgument: It is something else.
     """
     dispatcher = dispatcher_of(compiled)
+    if isinstance(dispatcher, DynamoDispatcher):
+        return _explain_dynamo(dispatcher)
     entries = dispatcher.entries
     graphs = [entry for entry in entries if isinstance(entry, Specialization)]
     routes = [entry for entry in entries if isinstance(entry, EagerRoute)]
@@ -113,3 +128,33 @@ def _calls(
 ) -> Mapping[str, int]:
     eager = dispatcher.eager_calls + sum(entry.calls for entry in routes)
     return {"graph": sum(entry.calls for entry in graphs), "eager": eager}
+
+
+_DYNAMO_OWNS = "Dynamo owns the guards and the dispatch"
+
+
+def _explain_dynamo(dispatcher: DynamoDispatcher) -> Explanation:
+    parts = dispatcher.parts[::-1]
+    served = [(part, part.leaf) for part in parts if part.leaf is not None]
+    eager = [part for part in parts if part.reason is not None]
+    return Explanation(
+        dispatcher.name,
+        tuple(_part_tree(part, leaf, number) for number, (part, leaf) in enumerate(served)),
+        tuple(EagerReport(f"{p.where}: {p.reason}", p.guards, p.eager_runs) for p in eager),
+        tuple(dispatcher.recompiles),
+        dict(dispatcher.calls),
+        f"{_DYNAMO_OWNS}: torchbay compiled the graphs that it captured",
+    )
+
+
+def _part_tree(part: FramePart, leaf: Leaf, number: int) -> TreeReport:
+    end = f", up to a graph break: {part.broken}" if part.broken else ""
+    calls = part.calls - part.eager_runs
+    lines = part.guards.splitlines()
+    guards = GuardsReport(
+        part.guards,
+        tuple(GuardReport("dynamo", line, "true", line) for line in lines),
+        lambda args, kwargs: [f"{_DYNAMO_OWNS}: only a call tells"],  # noqa: ARG005
+    )
+    report = leaf_report(leaf, guards, calls, f"{part.where}{end}")
+    return tree_report(leaf, {leaf: report}, part.guards, number, calls)

@@ -16,7 +16,7 @@ from torchbay.plugin import Backend
 
 __all__ = ["Settings"]
 
-_TRACERS = ("auto", "make_fx")
+_TRACERS = ("auto", "make_fx", "dynamo")
 
 
 @attrs.frozen(kw_only=True)
@@ -99,4 +99,9 @@ class Settings:
             raise InvalidArgument(
                 "both dynamic and dynamic_shapes are given",
                 remedy="Give one: dynamic_shapes says for each size what dynamic says for all",
+            )
+        if self.tracer == "dynamo" and self.dynamic_shapes is not None:
+            raise InvalidArgument(
+                "tracer='dynamo' takes no dynamic_shapes",
+                remedy="Pass dynamic, or mark dimensions with torch._dynamo.mark_dynamic",
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +14,24 @@ from torchbay._guard_report import GuardReport, differences, reports_of
 from torchbay._specialization import Specialization
 from torchbay._tree import Leaf
 
-__all__ = ["SpecializationReport", "specialization_report"]
+__all__ = ["GuardsReport", "SpecializationReport", "leaf_report", "specialization_report"]
+
+Mismatches = Callable[[tuple[Any, ...], dict[str, Any]], list[str]]
+
+
+@attrs.frozen
+class GuardsReport:
+    """What stands in front of a specialization.
+
+    Attributes:
+        source: The function that decides whether a call is served, as Python source.
+        guards: The guards as data, in the order they are checked.
+        mismatches: Returns why a call would not pass.
+    """
+
+    source: str
+    guards: tuple[GuardReport, ...]
+    mismatches: Mismatches
 
 
 @attrs.frozen
@@ -30,7 +48,10 @@ class SpecializationReport:
         calls: How many calls it served.
         compile_seconds: From the end of the observed call to the executable.
         operators: How many operators run after the last gate.
-        guard_list: The guards as data, in the order they are checked.
+        guard_list: The guards as data, in the order they are checked; of Dynamo's, the lines it
+            tells, which leave out what it compares of a tensor.
+        where: Which part of the program it is, where that is not the whole call: the code that
+            Dynamo compiled, and why the graph ends before that code does.
     """
 
     backend: str
@@ -43,11 +64,12 @@ class SpecializationReport:
     compile_seconds: float
     operators: int
     guard_list: tuple[GuardReport, ...]
-    _specialization: Callable[[], Specialization | None] = attrs.field(repr=False, eq=False)
-    _leading: Callable[[], tuple[Any, ...]] = attrs.field(repr=False, eq=False)
+    where: str
+    _mismatches: Mismatches = attrs.field(repr=False, eq=False)
 
     def __str__(self) -> str:
-        gates = "".join(f"\n  branch on data: {gate}" for gate in self.gates)
+        gates = f"\n  of {self.where}" if self.where else ""
+        gates += "".join(f"\n  branch on data: {gate}" for gate in self.gates)
         if len(self.parts) > 1:
             gates += "".join(f"\n  part for {name}: {', '.join(ops)}" for name, ops in self.parts)
         served = counted(self.calls, "call")
@@ -59,13 +81,10 @@ class SpecializationReport:
     def mismatches(self, /, *args: Any, **kwargs: Any) -> list[str]:
         """Return why a call with these arguments would not pass the guards; empty if it would.
 
-        Nothing runs: what branches on data decide is not among the reasons.
+        Nothing runs: what branches on data decide is not among the reasons. Where Dynamo owns the
+        guards, that is all it says.
         """
-        specialization = self._specialization()
-        if specialization is None:
-            return ["the specialization was dropped"]
-        given = (*self._leading(), *args)
-        return [str(mismatch) for mismatch in specialization.guards.mismatches(given, kwargs)]
+        return self._mismatches(args, kwargs)
 
     def guard_differences(self, other: SpecializationReport) -> list[str]:
         """Return what is guarded here in another way than there, one line for each path."""
@@ -84,6 +103,7 @@ class SpecializationReport:
             "compile_seconds": self.compile_seconds,
             "operators": self.operators,
             "guard_list": [guard.as_dict() for guard in self.guard_list],
+            "where": self.where,
         }
 
 
@@ -97,18 +117,47 @@ def specialization_report(
         leaf: The leaf.
         leading: Returns the arguments that stand before those of a call.
     """
+    calls = leaf.calls if leaf.forks else entry.calls
+    mismatches = functools.partial(_mismatches, weakref.ref(entry), leading)
+    guards = GuardsReport(entry.guards.source, reports_of(entry.guards), mismatches)
+    return leaf_report(leaf, guards, calls)
+
+
+def leaf_report(
+    leaf: Leaf, guards: GuardsReport, calls: int, where: str = ""
+) -> SpecializationReport:
+    """Describe a leaf, whichever front-end guards it.
+
+    Args:
+        leaf: The leaf.
+        guards: What stands in front of it.
+        calls: How many calls it served.
+        where: Which part of the program it is, where that is not the whole call.
+    """
     sources = [*(fork.source for fork in leaf.forks), leaf.source]
     return SpecializationReport(
         ", ".join(dict.fromkeys(name for name, _ in leaf.parts)),
         leaf.parts,
         "\n".join(graph.print_readable(print_output=False) for graph in leaf.graphs),
-        entry.guards.source,
+        guards.source,
         "\n".join(sources),
         leaf.gates,
-        leaf.calls if leaf.forks else entry.calls,
+        calls,
         leaf.compile_seconds,
         leaf.operators,
-        reports_of(entry.guards),
-        weakref.ref(entry),
-        leading,
+        guards.guards,
+        where,
+        guards.mismatches,
     )
+
+
+def _mismatches(
+    entry: Callable[[], Specialization | None],
+    leading: Callable[[], tuple[Any, ...]],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> list[str]:
+    if (specialization := entry()) is None:
+        return ["the specialization was dropped"]
+    found = specialization.guards.mismatches((*leading(), *args), kwargs)
+    return [str(mismatch) for mismatch in found]

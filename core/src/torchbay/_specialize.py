@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import time
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import attrs
 import torch
@@ -14,7 +15,7 @@ from torchbay._call import Call, Place
 from torchbay._claims import able_backends, check_sizes, complaint
 from torchbay._dynamic_shapes import declared_by
 from torchbay._guards import GuardFunction, guards_of_graph
-from torchbay._lower import lower
+from torchbay._lower import Lowered, lower
 from torchbay._marks import marked
 from torchbay._observe import Observation, Reach
 from torchbay._options import read as read_options
@@ -38,6 +39,8 @@ from torchbay.plugin import (
 )
 
 __all__ = ["Specializer", "refuse_obstacles"]
+
+T = TypeVar("T")
 
 
 @attrs.define(eq=False)
@@ -128,10 +131,13 @@ class Specializer:
         started = time.perf_counter()
         captured = trace(call, observation, symbolic)
         _refuse_fixed(captured, symbolic.demanded, call, observation)
-        made = self._built_or_fallback(call, observation, captured, backend, options, group)
+
+        def made_with(maker: Backend, its_options: Any) -> _Made:
+            return self._made(call, observation, captured, maker, its_options, group)
+
+        made = self.or_fallback(made_with, backend, options)
         _refuse_fixed(captured, symbolic.demanded, call, observation)
-        made.leaf.compile_seconds = time.perf_counter() - started
-        notify("torchbay_compiled", _report(self.name, made.leaf))
+        self.report(made.leaf, started)
         return made.entry
 
     def claim_problem(self, backend: Backend, call: Call) -> Reason | None:
@@ -146,18 +152,15 @@ class Specializer:
             remedy=f"Installed backends that take it: {others}" if others else "",
         )
 
-    def _built_or_fallback(
-        self,
-        call: Call,
-        observation: Observation,
-        captured: Trace,
-        backend: Backend,
-        options: Any,
-        group: Specialization | None,
-    ) -> _Made:
-        """Lower and build; with the fallback the caller named, if the backend declines."""
+    def or_fallback(self, make: Callable[[Backend, Any], T], backend: Backend, options: Any) -> T:
+        """Return what is made with a backend; with the caller's fallback, if that one declines.
+
+        Raises:
+            CannotServe: No backend takes the graph.
+            BackendFailed: A backend raised something of its own.
+        """
         try:
-            return self._built(call, observation, captured, backend, options, group)
+            return make(backend, options)
         except UnsupportedGraph as refusal:
             notify("torchbay_declined", DeclineReport(self.name, backend.name, str(refusal)))
             if self.settings.fallback in (None, ...) or isinstance(backend, PartialBackend):
@@ -166,10 +169,19 @@ class Specializer:
                     remedy="Name a fallback, e.g. fallback='eager', or choose another backend",
                 ) from refusal
         fallback = choose(self.settings.fallback)
-        no_options = read_options(fallback, None, None)
-        return self._built(call, observation, captured, fallback, no_options, group)
+        return make(fallback, read_options(fallback, None, None))
 
-    def _built(
+    def lowered(self, captured: Trace, backend: Backend, options: Any) -> tuple[Lowered, Builder]:
+        """Lower for a backend; return what compiles the parts as well."""
+        lowered = lower(captured, self._claims(backend))
+        return lowered, Builder(captured, backend, options, self._rest(backend), self.name)
+
+    def report(self, leaf: Leaf, started: float) -> None:
+        """Tell observers of a leaf whose making began at this time."""
+        leaf.compile_seconds = time.perf_counter() - started
+        notify("torchbay_compiled", _report(self.name, leaf))
+
+    def _made(
         self,
         call: Call,
         observation: Observation,
@@ -179,8 +191,7 @@ class Specializer:
         group: Specialization | None,
     ) -> _Made:
         """Lower for a backend, build what the tree of the group lacks, and guard it."""
-        lowered = lower(captured, self._claims(backend))
-        build = Builder(captured, backend, options, self._rest(backend), self.name)
+        lowered, build = self.lowered(captured, backend, options)
 
         def guards() -> GuardFunction:
             return guards_of_graph(call, observation, captured, lowered.changed)

@@ -179,14 +179,9 @@ def fake_of(
         dims: The dimensions whose sizes are symbols, those of 0 and 1 aside.
         serving_all: Those of them whose sizes are symbols even then.
     """
-    from torch._dynamo.source import LocalSource, TensorProperty, TensorPropertySource
-
-    mode.shape_env.serving_all |= {
-        TensorPropertySource(LocalSource(name), TensorProperty.SIZE, dim) for dim in serving_all
-    }
     fake: torch.Tensor
     if dims and not (tensor.is_conj() or tensor.is_neg()):
-        fake = _symbolic_fake(mode, tensor, name, dims)
+        fake = _symbolic_fake(mode, tensor, name, dims, serving_all)
     else:
         fake = mode.from_tensor(tensor, static_shapes=True)
     if fake.is_leaf:
@@ -195,10 +190,15 @@ def fake_of(
     return fake
 
 
-def _symbolic_fake(mode: Any, tensor: torch.Tensor, name: str, dims: frozenset[int]) -> Any:
-    from torch._dynamo.source import LocalSource
+def _symbolic_fake(
+    mode: Any, tensor: torch.Tensor, name: str, dims: frozenset[int], serving_all: frozenset[int]
+) -> Any:
+    from torch._dynamo.source import LocalSource, TensorProperty, TensorPropertySource
     from torch.fx.experimental.symbolic_shapes import DimDynamic, StatelessSymbolicContext
 
+    mode.shape_env.serving_all |= {
+        TensorPropertySource(LocalSource(name), TensorProperty.SIZE, dim) for dim in serving_all
+    }
     # A view's base would get symbols too, which no input has.
     whole = tensor.detach()
     if whole._is_view():

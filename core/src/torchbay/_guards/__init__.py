@@ -129,6 +129,8 @@ def _names(call: Call) -> Names:
         "ambient_state_is_unchanged",
         "are_alike",
         "CANNOT_LOOK",
+        "math",
+        "torch",
     )
     names = Names(*ours, *call.names.values)
     names.values |= call.names.values

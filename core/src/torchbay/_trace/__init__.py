@@ -47,9 +47,17 @@ from torchbay._trace._hidden_writes import reveal_hidden_writes
 from torchbay._trace._modes import OpTracer, Substitution
 from torchbay._trace._packing import KnownTensors
 
-__all__ = ["Input", "Trace", "TracedGate", "refuse_captured", "subclass_among", "trace"]
+__all__ = [
+    "RESERVED",
+    "Input",
+    "Trace",
+    "TracedGate",
+    "refuse_captured",
+    "subclass_among",
+    "trace",
+]
 
-_RESERVED = (
+RESERVED = (
     "inputs",
     "args",
     "kwargs",
@@ -63,9 +71,18 @@ _RESERVED = (
     "match",
     "refuses",
     "run",
-    "MISS",
+    "refusal",
+    "outcome",
+    "left",
+    "mismatches",
+    "math",
+    "torch",
+    "plain_execution",
+    "inference_execution",
     *(f"step_{level}" for level in range(1, 66)),
 )
+"""Names that the code which runs a graph has for its own."""
+
 _PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 
 
@@ -148,7 +165,7 @@ def trace(call: Call, observation: Observation, symbolic: Symbolic) -> Trace:
     by_tensor = {id(entry.tensor): fake for entry, fake in zip(inputs, fakes, strict=True)}
     known = KnownTensors()
     tracer = OpTracer(by_tensor, answers, known, observation.ops)
-    names = Names(*_RESERVED, *call.names.values)
+    names = Names(*RESERVED, *call.names.values)
     names.values |= call.names.values
     epilogue = Epilogue(call, observation, positions, names)
     outputs = 0
