@@ -536,13 +536,13 @@ def follows_an_object_whose_copy_is_returned():
     return Program(lambda x: (x * 2, copy.copy(knobs)), knobs)
 
 
-@scenario(calls(X), change(_rescale), calls(X), eagerly=True)
-def follows_an_attribute_that_a_held_getter_names():
-    knobs, combine = Knobs(), operator.methodcaller("__getattribute__", "scale")
-    return Program(lambda x: x * combine(knobs), knobs)
+@scenario(calls(X, times=2), change(_rescale), calls(X, times=2), eagerly=True)
+def follows_an_attribute_that_a_held_caller_names():
+    knobs, get = Knobs(), operator.methodcaller("__getattribute__", "scale")
+    return Program(lambda x: x * get(knobs), knobs)
 
 
-@scenario(calls(X), change(_rescale), calls(X), eagerly=True)
+@scenario(calls(X, times=2), change(_rescale), calls(X, times=2), eagerly=True)
 def follows_an_object_behind_a_proxy():
     knobs = Knobs()
     proxy = weakref.proxy(knobs)
@@ -560,6 +560,13 @@ def follows_an_object_behind_a_weak_reference():
     knobs = Knobs()
     reference = weakref.ref(knobs)
     return Program(lambda x: x * reference().scale, knobs)
+
+
+@scenario(calls(X), change(lambda held: held.clear()), calls(X), at_most=2)
+def follows_whether_an_object_behind_a_weak_reference_is_there():
+    held = [Knobs()]
+    reference = weakref.ref(held[0])
+    return Program(lambda x: x * 3 if reference() is None else x * 2, held)
 
 
 @scenario(calls(X), change(lambda inner: inner.update(scale=3.0)), calls(X), eagerly=True)
@@ -620,7 +627,7 @@ def _rescale_behind(net):
     net.linear.weight.knobs.scale = 3.0
 
 
-@scenario(calls(X), change(_rescale_behind), calls(X), eagerly=True)
+@scenario(calls(X, times=2), change(_rescale_behind), calls(X, times=2), eagerly=True)
 def follows_an_object_that_a_parameter_holds():
     class Scaling(Net):
         def forward(self, x):
@@ -679,13 +686,15 @@ def follows_a_name_that_is_imported_inside():
     return Program(program, None)
 
 
-@scenario(calls(X), change(lambda _: rebind(HIDDEN=3.0)), calls(X), eagerly=True)
+@scenario(calls(X, times=2), change(lambda _: rebind(HIDDEN=3.0)), calls(X, times=2), eagerly=True)
 def follows_a_global_that_is_evaluated():
     rebind(HIDDEN=2.0)
     return lambda x: x * eval("HIDDEN")
 
 
-@scenario(calls(X), change(lambda window: window.append(3.0)), calls(X), eagerly=True)
+@scenario(
+    calls(X, times=2), change(lambda window: window.append(3.0)), calls(X, times=2), eagerly=True
+)
 def follows_a_global_deque():
     rebind(WINDOW=collections.deque([2.0], maxlen=1))
     return Program(lambda x: x * WINDOW[0], WINDOW)  # noqa: F821 - bound above

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable, Sequence
 
 import torch
@@ -198,6 +199,8 @@ def _reading_guards(reading: Reading, holder: Holder, access: Access) -> Iterabl
         yield IdentityGuard(path, source, value)
     else:
         yield ObjectGuard.of(path, source, value)
+    if type(value) is weakref.ReferenceType and not isinstance(value(), torch.Tensor):
+        yield ValueGuard(f"{path}() is None", f"({source}() is None)", value() is None)
 
 
 _CONTAINERS = (list, dict, tuple)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from types import CodeType
-from typing import Any
 
 import torch
 
 from torchbay._access import Access
 from torchbay._call import Item, Place
 from torchbay._guards._kinds import Guard, ObjectGuard, ValueGuard
-from torchbay._observe import Observation, is_named
+from torchbay._observe import Observation, named_attributes
 from torchbay._source import is_library_file
 from torchbay._structure import is_plain
 from torchbay._trace import Input
@@ -63,12 +62,7 @@ def _presence_guard(place: Item, tensor: torch.Tensor) -> Guard:
 def _attribute_guards(
     place: Place, tensor: torch.Tensor, source: str, names: frozenset[str] | None
 ) -> Iterator[Guard]:
-    attributes: dict[str, Any] = vars(tensor)
-    for name in (name for name in attributes if is_named(name, names)):
-        path, access, value = (
-            f"{place.path}.{name}",
-            f"{source}.__dict__[{name!r}]",
-            attributes[name],
-        )
+    for name, value in named_attributes(tensor, names):
+        path, access = f"{place.path}.{name}", f"{source}.__dict__[{name!r}]"
         guard = ValueGuard(path, access, value) if is_plain(value) else None
         yield guard or ObjectGuard.of(path, access, value)

@@ -21,7 +21,7 @@ from torchbay._observe._branches import BranchWatch
 from torchbay._observe._direct import DirectCalls
 from torchbay._observe._effects import EffectHistory, counts
 from torchbay._observe._inside import Inside
-from torchbay._observe._names import attribute_obstacles, is_named, version_obstacles
+from torchbay._observe._names import attribute_obstacles, named_attributes, version_obstacles
 from torchbay._observe._ops import (
     BATCH_NORMS,
     GATES,
@@ -75,8 +75,8 @@ __all__ = [
     "generator_states",
     "has_attributes",
     "is_compared",
-    "is_named",
     "is_same",
+    "named_attributes",
     "observe",
     "put",
     "python_randomness_kept",
@@ -186,7 +186,8 @@ def observe(call: Call, reach: Reach) -> Observation:
     changes = [change for effect in effects for change in effect.changes]
     changes += [*hidden_argument_changes(call), *profile.effects]
     changes += [Change(late.path, None, None) for late in _late(reach, profile.user_codes)]
-    names = None if reach.has_getters else profile.names()
+    named = profile.names()
+    names = None if named is None else named | reach.names
     watched = tuple(reach.watched(names, _written_by(effects)))
     changes += [Change(f"the initialization of {path}", None, None) for path in tensors.lazy]
     obstacles = [*recorder.obstacles, *profile.obstacles, *tensors.obstacles()]

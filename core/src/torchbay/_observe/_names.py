@@ -20,6 +20,7 @@ __all__ = [
     "attribute_obstacles",
     "imports_in",
     "is_named",
+    "named_attributes",
     "names_in",
     "names_nothing",
     "version_obstacles",
@@ -87,9 +88,18 @@ def attribute_obstacles(tensors: Iterable[Place], names: frozenset[str] | None) 
     return [
         Reason(f"changes of {place.path}.{name}, an attribute of a tensor, cannot be watched")
         for place in tensors
-        for name, value in vars(place.value).items()
-        if is_named(name, names) and not (is_plain(value) or isinstance(value, _FIXED))
+        for name, value in named_attributes(place.value, names)
+        if not (is_plain(value) or isinstance(value, _FIXED))
     ]
+
+
+def named_attributes(
+    tensor: torch.Tensor, names: frozenset[str] | None
+) -> Iterator[tuple[str, Any]]:
+    """Yield the Python attributes of a tensor that code can name; marks on sizes are none."""
+    for name, value in vars(tensor).items():
+        if is_named(name, names) and not name.startswith("_dynamo_"):
+            yield name, value
 
 
 _FIXED = (torch.Tensor, type(is_named))

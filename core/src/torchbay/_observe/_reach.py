@@ -9,7 +9,6 @@ checks, what a snapshot compares and, when its value is a tensor, what becomes a
 from __future__ import annotations
 
 import collections
-import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import CellType, CodeType, MappingProxyType
 from typing import Any
@@ -88,13 +87,19 @@ class Holder:
 
 
 class Reach:
-    """Everything found, each object once."""
+    """Everything found, each object once.
+
+    Attributes:
+        holders: The containers, by identity.
+        names: Names that objects hold, for code to read attributes without naming them.
+    """
 
     def __init__(self) -> None:
         self.holders: dict[int, Holder] = {}
+        self.names: set[str] = set()
         self._parts: dict[int, list[Holder]] = {}
         self._roots: list[int] = []
-        self._argument_roots: list[int] = []
+        self._weak_roots: list[int] = []
         self._pending: collections.deque[tuple[str, Any]] = collections.deque()
         # By identity, and kept alive, so that no other object gets the same one.
         self._walked: dict[int, Any] = {}
@@ -108,8 +113,7 @@ class Reach:
         reach._root("torch.nn.modules.module", global_module_hooks())
         classes = (item for item in call.values if isinstance(item.value, type))
         for item in (*call.objects, *classes):
-            reach._argument_roots.append(id(item.value))
-            reach._pending.append((item.path, item.value))
+            reach.add_weak_root(item.path, item.value)
         reach.add_globals(codes)
         reach.complete()
         return reach
@@ -128,6 +132,11 @@ class Reach:
         found = [self._read_global(variables, name) for variables, name in names]
         return [reading for reading in found if reading is not None]
 
+    def add_weak_root(self, path: str, value: Any) -> None:
+        """Walk from an object that must not be kept alive."""
+        self._weak_roots.append(id(value))
+        self._pending.append((path, value))
+
     def complete(self) -> None:
         """Follow every value that was read, and what it leads to."""
         # A list of what is left, not recursion: users' objects may be chained without end.
@@ -136,12 +145,6 @@ class Reach:
             if id(value) not in self._walked and (walk := walker_of(value)) is not None:
                 self._walked[id(value)] = value
                 walk(self, path, value)
-
-    @property
-    def has_getters(self) -> bool:
-        """Whether an ``attrgetter`` was reached, which reads attributes that no code names."""
-        readings = (reading for holder in self.holders.values() for reading in holder.readings)
-        return any(isinstance(reading.value, operator.attrgetter) for reading in readings)
 
     def tensors(self) -> Iterator[Reading]:
         """Yield the readings whose value is a tensor."""
@@ -168,7 +171,7 @@ class Reach:
         """
         watch = _Watch(self._parts, names, is_written)
         watch.follow(self._roots, is_pinned=True)
-        watch.follow(self._argument_roots, is_pinned=False)
+        watch.follow(self._weak_roots, is_pinned=False)
         return list(watch.found.values())
 
     def hold(self, path: str, container: Any, part_of: Any, **more: Any) -> Holder:

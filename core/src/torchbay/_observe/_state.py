@@ -41,9 +41,7 @@ LARGEST = 4096
 
 def may_change(value: Any, *, is_library: bool) -> bool:
     """Whether a global is state rather than a definition: nobody rebinds what a library defines."""
-    if isinstance(value, operator.attrgetter):
-        return True
-    if isinstance(value, functools.partial) or wraps_another(value):
+    if isinstance(value, (functools.partial, operator.attrgetter)) or wraps_another(value):
         return not is_library
     if isinstance(value, BuiltinFunctionType):
         return not is_plain(value)
@@ -53,7 +51,8 @@ def may_change(value: Any, *, is_library: bool) -> bool:
     if is_library:
         return is_scalar or isinstance(value, (torch.Tensor, torch.nn.Module))
     is_container = isinstance(value, (list, tuple, dict, set)) and len(value) <= LARGEST
-    is_state = is_container or is_watchable(value) or is_unwatchable(value)
+    is_reference = isinstance(value, weakref.ReferenceType)
+    is_state = is_container or is_reference or is_watchable(value) or is_unwatchable(value)
     return is_scalar or is_state or isinstance(value, torch.Tensor)
 
 
@@ -159,7 +158,8 @@ def is_unwatchable(value: Any) -> bool:
             and not slots_of(value)
         )
         or kind in weakref.ProxyTypes
-        or _is_weak_way(value)
+        # Others than plain references make what they lead to anew.
+        or (isinstance(value, weakref.ReferenceType) and kind is not weakref.ReferenceType)
     )
 
 
@@ -177,9 +177,3 @@ def slots_of(value: Any) -> tuple[str, ...]:
     names = (slots,) if isinstance(slots, str) else tuple(slots)
     # A private name stands under another in the object.
     return () if any(name.startswith("__") for name in names) else names
-
-
-def _is_weak_way(value: Any) -> bool:
-    """Whether a weak reference leads to Python state."""
-    is_reference = isinstance(value, weakref.ReferenceType)
-    return is_reference and not isinstance(value(), (torch.Tensor, type(None)))

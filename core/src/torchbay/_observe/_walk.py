@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import collections
 import functools
+import operator
+import weakref
 from collections.abc import Callable, Mapping
 from types import (
     BuiltinFunctionType,
@@ -167,6 +169,16 @@ def _hold_parts(reach: Reach, path: str, whole: Any, suffix: str, *parts: Any) -
         reach.read(holder, path, index, part, None)
 
 
+def _walk_reference(reach: Reach, path: str, reference: Any) -> None:
+    if type(reference) is weakref.ReferenceType and (value := reference()) is not None:
+        reach.add_weak_root(f"{path}()", value)
+
+
+def _walk_getter(reach: Reach, path: str, getter: Any) -> None:
+    del path
+    reach.names.update(name for part in getter.__reduce__()[1] for name in part.split("."))
+
+
 def _walk_set(reach: Reach, path: str, value: set[Any]) -> None:
     reach.hold(path, value, value, is_whole=False)
 
@@ -224,6 +236,8 @@ _WALKERS: dict[type, Callable[[Reach, str, Any], None]] = {
     MethodType: _walk_method,
     BuiltinFunctionType: _walk_builtin,
     functools.partial: _walk_partial,
+    operator.attrgetter: _walk_getter,
+    weakref.ReferenceType: _walk_reference,
 }
 
 

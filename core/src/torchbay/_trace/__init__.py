@@ -21,7 +21,7 @@ from torchbay._observe import (
 )
 from torchbay._reason import CannotServe, Reason
 from torchbay._source import Names, is_user_file, user_line
-from torchbay._structure import tensors_in
+from torchbay._structure import is_plain, tensors_in
 from torchbay._symbolic import Declarations, Symbolic
 from torchbay._torch_compat import (
     compiler_flag,
@@ -279,7 +279,10 @@ def _symbolic_dims(entry: Input, symbolic: Symbolic) -> frozenset[int]:
 
 def _fake(mode: Any, entry: Input, name: str, symbolic: Symbolic) -> torch.Tensor:
     dims, serving_all = _symbolic_dims(entry, symbolic), _dims_serving_all(entry, symbolic)
-    return fake_of(mode, entry.tensor, name, dims, serving_all)
+    fake = fake_of(mode, entry.tensor, name, dims, serving_all)
+    attributes = {key: value for key, value in vars(entry.tensor).items() if is_plain(value)}
+    vars(fake).update({**attributes, **vars(fake)})
+    return fake
 
 
 def _dims_serving_all(entry: Input, symbolic: Symbolic) -> frozenset[int]:
