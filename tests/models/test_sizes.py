@@ -54,11 +54,15 @@ def test_serves_every_size_from_at_most_three_graphs(name, capsys):
     assert explanation.eager == ()
 
 
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["gpt2", "bert", "vit"])
+@pytest.mark.parametrize("device", DEVICES)
 @torch.no_grad()
-def test_is_right_for_every_size_through_inductor(name):
-    model, inputs = tiny.make(name)
+def test_is_right_for_every_size_through_inductor(name, device):
+    model, inputs = tiny.make(name, device)
     compiled = torchbay.compile(model, backend="inductor_triton", fullgraph=True)
     for batch, length in zip(BATCHES, LENGTHS, strict=True):
         given = sized(inputs, batch, length)
