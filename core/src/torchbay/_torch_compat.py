@@ -125,6 +125,10 @@ def operators_called_directly(call: DirectCall) -> Iterator[None]:
     global _compile_and_call, _direct_users
     from torch._higher_order_ops import utils
 
+    if not hasattr(utils, "_hop_compile_and_call"):
+        # Older versions of torch have no one place for it: such calls run eagerly there.
+        yield
+        return
     with _direct_lock:
         if _direct_users == 0:
             _compile_and_call = utils._hop_compile_and_call
