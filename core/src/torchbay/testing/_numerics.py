@@ -263,7 +263,7 @@ class NumericsTests:
     def test_layouts(self, numeric_results: Groups, computation: str) -> None:
         """Reads tensors by their strides.
 
-        `CompileRequest.example_inputs`: "One fake tensor (or int, for a size) per placeholder, in order."
+        `CompileRequest.example_inputs`: "One fake tensor (or symbolic int) per placeholder, in order."
         """
         numeric_results.check(computation)
 
