@@ -382,3 +382,14 @@ def test_resets_every_compiled_object(recording):
     assert not torchbay.explain(compiled).specializations
     compiled(torch.ones(1))
     assert len(recording.requests) == 2
+
+
+@pytest.mark.parametrize("function", [torch.linalg.inv, torch.linalg.cholesky])
+def test_serves_operators_that_check_their_own_results(function, recording):
+    compiled = torchbay.compile(function, backend=recording)
+    matrix = torch.eye(3) + 0.1
+    for _ in range(3):
+        assert torch.equal(compiled(matrix), function(matrix))
+    assert served(compiled) == {"graph": 2, "eager": 1}
+    with pytest.raises(torch.linalg.LinAlgError):
+        compiled(torch.zeros(3, 3))

@@ -226,7 +226,15 @@ def has_effect_token(operator: Any) -> bool:
     """Whether an operator is registered as one whose effects must stay in order."""
     from torch._higher_order_ops import effects
 
-    return effects._get_effect(operator) is not None
+    return operator not in _CHECKS and effects._get_effect(operator) is not None
+
+
+_CHECKS = (
+    torch.ops.aten._assert_async.default,
+    torch.ops.aten._assert_async.msg,
+    torch.ops.aten._linalg_check_errors.default,
+)
+"""Operators that raise or do nothing."""
 
 
 def map_tensors(function: Callable[[torch.Tensor], Any], value: Any) -> Any:
