@@ -34,6 +34,13 @@ class GraphRunner:
         return self.graph(*values)
 
 
+class GuardedRunner(GraphRunner):
+    """Runs a graph for inputs that are all positive."""
+
+    def refuses(self, inputs: Sequence[Any]) -> str | None:
+        return None if (inputs[0] > 0).all() else "an input is not positive"
+
+
 @attrs.define(eq=False)
 class RecordingBackend:
     """Keeps every request, and runs the graph as it is."""
@@ -73,6 +80,11 @@ class CrashingBackend(RecordingBackend):
 @pytest.fixture
 def recording() -> RecordingBackend:
     return RecordingBackend()
+
+
+@pytest.fixture
+def guarded() -> type[GuardedRunner]:
+    return GuardedRunner
 
 
 @pytest.fixture

@@ -777,23 +777,8 @@ def test_compiles_with_the_fallback_where_a_backend_declines(declining, recordin
     assert torchbay.explain(compiled).specializations[0].backend == "recording"
 
 
-class Positive:
-    """Runs a graph for inputs that are all positive."""
-
-    def __init__(self, graph):
-        self.graph = graph
-
-    def run(self, inputs):
-        values = list(inputs)
-        inputs.clear()
-        return self.graph(*values)
-
-    def refuses(self, inputs):
-        return None if (inputs[0] > 0).all() else "an input is not positive"
-
-
-def test_is_eager_for_inputs_that_an_executable_refuses(recording, monkeypatch):
-    monkeypatch.setattr(type(recording), "compile", lambda _, request: Positive(request.graph))
+def test_is_eager_for_inputs_that_an_executable_refuses(recording, guarded, monkeypatch):
+    monkeypatch.setattr(type(recording), "compile", lambda _, request: guarded(request.graph))
     compiled, x = dynamo(sine, recording), torch.ones(2)
     assert torch.equal(compiled(x), sine(x))
     with pytest.warns(errors.TorchbayWarning, match="refuses the inputs: an input is not positive"):

@@ -221,27 +221,12 @@ def test_gets_a_kernel_whose_statistics_are_used_as_it_is(recording):
     assert aten.native_layer_norm.default in operators(recording.requests[0])
 
 
-class Guarded:
-    """Runs a graph for inputs that are all positive."""
-
-    def __init__(self, graph):
-        self.graph = graph
-
-    def run(self, inputs):
-        values = list(inputs)
-        inputs.clear()
-        return self.graph(*values)
-
-    def refuses(self, inputs):
-        return None if (inputs[0] > 0).all() else "an input is not positive"
-
-
-def test_tries_others_and_compiles_again_when_an_executable_refuses(recording):
+def test_tries_others_and_compiles_again_when_an_executable_refuses(recording, guarded):
     class Guarding(type(recording)):
         def compile(self, request):
             self.requests.append(request)
             is_first = len(self.requests) == 1
-            return Guarded(request.graph) if is_first else super().compile(request)
+            return guarded(request.graph) if is_first else super().compile(request)
 
     backend = Guarding()
     compiled = torchbay.compile(lambda x: x * 2, backend=backend)
