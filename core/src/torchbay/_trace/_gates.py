@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import attrs
@@ -126,19 +127,26 @@ class GateAnswers:
         self._position += 1
         return self._record[position]
 
+    @contextmanager
+    def _copying(self) -> Iterator[None]:
+        """Issue operators that are not the program's."""
+        self.is_copying = True
+        try:
+            yield
+        finally:
+            self.is_copying = False
+
     def _fixed(self, gate: Gate, args: Sequence[Any]) -> Any:
         # Copied, because the program may change the tensor after reading it.
         read = [argument for argument in args if isinstance(argument, torch.Tensor)]
-        self.is_copying = True
-        copies = tuple(map(aten.clone.default, read))
-        self.is_copying = False
+        with self._copying():
+            copies = tuple(map(aten.clone.default, read))
         self.gates.append(TracedGate(gate, copies))
         return gate.value
 
     def _number_of(self, tensor: torch.Tensor, value: float) -> Any:
-        self.is_copying = True
-        number = aten._local_scalar_dense.default(tensor)  # noqa: SLF001 - an operator's name
-        self.is_copying = False
+        with self._copying():
+            number = aten._local_scalar_dense.default(tensor)  # noqa: SLF001 - an operator's name
         if is_number(number):
             bind(number, value)
         return number
@@ -146,9 +154,8 @@ class GateAnswers:
     def _numbers_of(self, tensor: torch.Tensor, value: Any) -> Any:
         if not isinstance(value, list):
             return self._number_of(tensor, value)
-        self.is_copying = True
-        parts = [aten.select.int(tensor, 0, index) for index in range(len(value))]
-        self.is_copying = False
+        with self._copying():
+            parts = [aten.select.int(tensor, 0, index) for index in range(len(value))]
         return [self._numbers_of(part, v) for part, v in zip(parts, value, strict=True)]
 
 
@@ -176,6 +183,7 @@ def _assumed(assumption: Assumption, numbers: dict[Any, Any]) -> TracedGate:
         raise CannotServe(f"that {assumption} cannot be checked")
     values = {symbol: f"value_{i}" for i, symbol in enumerate(symbols)}
     source = size_source(assumption.condition, values)
-    reader = eval(f"lambda {', '.join(values.values())}: bool({source})", {})  # noqa: S307 - our own
+    code = f"lambda {', '.join(values.values())}: bool({source})"
+    reader = eval(code, {"math": math, "torch": torch})  # noqa: S307 - our own source
     reader.__name__ = str(assumption)
     return TracedGate(Gate(reader, (), True, ""), tuple(numbers[symbol] for symbol in symbols))
