@@ -36,8 +36,26 @@ def _unfinished(*_: Any) -> Any:
     return MISS
 
 
+class _Computing:
+    """What a fork and a leaf have in common: a part of the graph that each may compute."""
+
+    __slots__ = ()
+    built: Built | None
+
+    @property
+    def refuses(self) -> Callable[[Sequence[Any]], str | None] | None:
+        """The executable's own guard, if it has one."""
+        return self.built.refuses if self.built is not None else None
+
+    @property
+    def operators(self) -> int:
+        """How many operators it runs."""
+        nodes = self.built.part.graph.graph.nodes if self.built is not None else ()
+        return sum(isinstance(node.target, OpOverload) for node in nodes)
+
+
 @attrs.define(eq=False)
-class Fork:
+class Fork(_Computing):
     """A stage, and where each outcome of its gate leads.
 
     Attributes:
@@ -75,19 +93,9 @@ class Fork:
         return f"a branch on data went another way than {condition}: seen {outcome!r}"
 
     @property
-    def refuses(self) -> Callable[[Sequence[Any]], str | None] | None:
-        """The executable's own guard, if it has one."""
-        return self.built.refuses if self.built is not None else None
-
-    @property
     def parts(self) -> tuple[tuple[str, tuple[str, ...]], ...]:
         """The backends that compiled it."""
         return self.built.parts if self.built is not None else ()
-
-    @property
-    def operators(self) -> int:
-        """How many operators it runs."""
-        return _operator_count(self.built)
 
     def nodes(self) -> Iterator[Node]:
         """Yield this node and all that follow."""
@@ -97,7 +105,7 @@ class Fork:
 
 
 @attrs.define(eq=False)
-class Leaf:
+class Leaf(_Computing):
     """The end of one way through the tree.
 
     Attributes:
@@ -121,11 +129,6 @@ class Leaf:
     calls: int = 0
 
     @property
-    def refuses(self) -> Callable[[Sequence[Any]], str | None] | None:
-        """The executable's own guard, if it has one."""
-        return self.built.refuses if self.built is not None else None
-
-    @property
     def parts(self) -> tuple[tuple[str, tuple[str, ...]], ...]:
         """The backends that compiled the path, in order."""
         found = (node.parts for node in (*self.forks, self.built) if node is not None)
@@ -137,22 +140,12 @@ class Leaf:
         built = (*(fork.built for fork in self.forks), self.built)
         return tuple(b.part.graph for b in built if b is not None)
 
-    @property
-    def operators(self) -> int:
-        """How many operators it runs."""
-        return _operator_count(self.built)
-
     def nodes(self) -> Iterator[Node]:
         """Yield this node."""
         yield self
 
 
 Node = Fork | Leaf
-
-
-def _operator_count(built: Built | None) -> int:
-    nodes = built.part.graph.graph.nodes if built is not None else ()
-    return sum(isinstance(node.target, OpOverload) for node in nodes)
 
 
 def _left(node: Node, reason: str) -> Any:
@@ -226,11 +219,11 @@ def grow(tree: tuple[Node, GuardFunction] | None, path: Path, build: Build) -> G
     shared, following = found
     for fork, stage in zip(shared, stages, strict=False):
         _hand_on(fork, stage, build)
-    if isinstance(following, Leaf) and root is not None:
+    if isinstance(following, Leaf) and tree is not None:
         # It is served already, unless an executable there refuses such calls.
         passed: list[Node] = [*shared, following]
         may_refuse = any(node.refuses is not None for node in passed)
-        return None if may_refuse else Grown(root, following, path.guards())
+        return None if may_refuse else Grown(tree[0], following, tree[1])
     forks, leaf = _built_nodes(path, shared, build)
     guards = path.guards()
     # Behind guards that are not its own, a path looks for its inputs itself.
