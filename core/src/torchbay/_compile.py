@@ -56,8 +56,7 @@ class Dispatcher:
     def __init__(self, function: Callable[..., Any], settings: Settings) -> None:
         self.function = function
         self.settings = settings
-        name: Any = settings.name or getattr(function, "__name__", type(function).__name__)
-        self.name = str(name)
+        self.name = settings.name_for(function)
         self._specializer = Specializer(settings, self.name)
         self.reset()
         live_dispatchers.add(self)
@@ -158,14 +157,16 @@ class Dispatcher:
         thread was first, or a change to Python state has yet to show whether it is always made.
         """
         try:
-            if self._is_eager(call, observation):
+            with observation.as_before():
+                matching = self._matching(call.args, call.kwargs)
+            graphs = [entry for entry in matching if isinstance(entry, Specialization)]
+            if matching and not graphs:
                 return None
             refuse_obstacles(call, observation)
             is_settled = self._effects.is_settled(observation.changes)
-            if not is_settled or self._is_covered(call, observation):
+            if not is_settled or any(entry.covers(observation.record) for entry in graphs):
                 return None
-            with observation.as_before():
-                group = self._group_of(call.args, call.kwargs)
+            group = graphs[0] if graphs else None
             made = self._specializer.specialize(
                 call, observation, backend, options, group, declared
             )
@@ -195,26 +196,14 @@ class Dispatcher:
         with _compiling:
             self.entries = tuple(other for other in self.entries if other is not entry)
 
+    def _matching(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Entry]:
+        """Return the entries whose guards hold, graphs first."""
+        return [entry for entry in self.entries if entry.match(args, kwargs) is not None]
+
     def _group_of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Specialization | None:
         """Return the specialization whose guards hold, if any do."""
-        graphs = (entry for entry in self.entries if isinstance(entry, Specialization))
-        return next((entry for entry in graphs if entry.match(args, kwargs) is not None), None)
-
-    def _is_eager(self, call: Call, observation: Observation) -> bool:
-        """Whether such calls are known to fit no graph: another thread was first."""
-        with observation.as_before():
-            entries = [e for e in self.entries if e.match(call.args, call.kwargs) is not None]
-        return bool(entries) and all(isinstance(entry, EagerRoute) for entry in entries)
-
-    def _is_covered(self, call: Call, observation: Observation) -> bool:
-        """Whether such a call is served already: another thread was first."""
-        with observation.as_before():
-            return any(
-                entry.covers(observation.record)
-                for entry in self.entries
-                if isinstance(entry, Specialization)
-                and entry.match(call.args, call.kwargs) is not None
-            )
+        matching = self._matching(args, kwargs)
+        return next((entry for entry in matching if isinstance(entry, Specialization)), None)
 
     def _limit(self, group: Specialization | None) -> str | None:
         """Return which limit forbids one more specialization, if one does."""

@@ -57,6 +57,10 @@ class Settings:
         if self._asks_for_symbols:
             check_sizes(backend, "dynamic=True" if self.dynamic else "dynamic_shapes")
 
+    def name_for(self, function: Any) -> str:
+        """Return what messages call a compiled object."""
+        return str(self.name or getattr(function, "__name__", type(function).__name__))
+
     def check_backend(self) -> None:
         """Refuse what can be refused without importing a backend that was not asked to do more.
 

@@ -272,7 +272,7 @@ def _attempts(symbolic: Symbolic, observation: Observation) -> list[Symbolic]:
     attempts = [symbolic]
     if not symbolic.is_static:
         attempts.append(attrs.evolve(symbolic, in_python=True))
-    may_be_fixed = not (symbolic.is_static and not _reads_numbers(observation))
+    may_be_fixed = not symbolic.is_static or _reads_numbers(observation)
     if may_be_fixed and not symbolic.demanded:
         attempts.append(Symbolic())
     return attempts

@@ -55,8 +55,7 @@ class DynamoDispatcher:
     def __init__(self, function: Callable[..., Any], settings: Settings) -> None:
         self.function = function
         self.settings = settings
-        name: Any = settings.name or getattr(function, "__name__", type(function).__name__)
-        self.name = str(name)
+        self.name = settings.name_for(function)
         self.parts: list[FramePart] = []
         self.reset()
         live_dynamo_dispatchers.add(self)
