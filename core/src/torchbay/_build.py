@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import attrs
 import torch
@@ -25,7 +26,6 @@ from torchbay._options import read as read_options
 from torchbay._registry import account
 from torchbay._torch_compat import compiler_flag
 from torchbay._torch_symbols import is_number
-from torchbay._trace import Trace
 from torchbay.errors import BackendFailed
 from torchbay.plugin import (
     Backend,
@@ -36,7 +36,14 @@ from torchbay.plugin import (
     UnsupportedGraph,
 )
 
-__all__ = ["Builder", "Built"]
+__all__ = ["Builder", "Built", "compiling"]
+
+Side = Literal["inference", "forward", "backward"]
+Parts = tuple[tuple[str, tuple[str, ...]], ...]
+
+compiling = threading.RLock()
+"""Held while a graph is made; not while a call is observed, since a forward may wait for another
+thread that compiles."""
 
 
 @attrs.frozen(eq=False)
@@ -52,7 +59,7 @@ class Built:
 
     part: Part
     executable: Executable
-    parts: tuple[tuple[str, tuple[str, ...]], ...]
+    parts: Parts
 
     @property
     def refuses(self) -> Callable[[Sequence[Any]], str | None] | None:
@@ -65,19 +72,23 @@ class Builder:
     """Compiles the parts of one lowered trace; equal parts, such as rounds of a loop, once.
 
     Attributes:
-        trace: The trace.
+        mode: The mode of the trace, which knows the symbols of its fakes.
+        states: Of each tensor among the trace's inputs, whether it is state.
         backend: The backend that compiles them.
         options: An instance of its options class.
         fallback: The backend for what a partial backend does not support, if there is one.
         name: What the caller calls the compiled object.
+        is_training: Whether what is compiled is a half of a training step.
         count: How many graphs were handed to a backend.
     """
 
-    trace: Trace
+    mode: Any
+    states: tuple[bool, ...]
     backend: Backend
     options: Any
     fallback: Backend | None
     name: str
+    is_training: bool = False
     count: int = 0
     _known: dict[str, Built] = attrs.field(factory=dict)
 
@@ -91,36 +102,68 @@ class Builder:
         key = _text_of(part.graph)
         if (known := self._known.get(key)) is not None and not mutated:
             return attrs.evolve(known, part=part)
-        self.count += 1
-        is_partial = isinstance(self.backend, PartialBackend)
-        made = self._in_regions(part) if is_partial else self._whole(part, mutated)
-        return self._known.setdefault(key, made)
+        positions = frozenset(
+            position
+            for position, place in enumerate(part.takes)
+            if place.level == INPUTS and place.index in mutated
+        )
+        side: Side = "forward" if self.is_training else "inference"
+        states = tuple(map(self._is_state, part.takes))
+        executable, parts = self._compiled(part.graph, states, side, positions)
+        return self._known.setdefault(key, Built(part, executable, parts))
 
-    def _whole(self, part: Part, mutated: frozenset[int] = frozenset()) -> Built:
+    def backward(self, graph: GraphModule, states: Sequence[bool]) -> Built:
+        """Compile a backward half, some of whose inputs are state.
+
+        Raises:
+            UnsupportedGraph, BackendFailed: As for the forward half.
+        """
+        executable, parts = self._compiled(graph, states, "backward")
+        return Built(Part(graph, ()), executable, parts)
+
+    def _compiled(
+        self,
+        graph: GraphModule,
+        states: Sequence[bool],
+        side: Side,
+        mutated: frozenset[int] = frozenset(),
+    ) -> tuple[Executable, Parts]:
+        self.count += 1
+        if isinstance(self.backend, PartialBackend):
+            return self._in_regions(graph, states, side)
+        return self._whole(graph, states, side, mutated)
+
+    def _whole(
+        self,
+        graph: GraphModule,
+        states: Sequence[bool],
+        side: Side,
+        mutated: frozenset[int] = frozenset(),
+    ) -> tuple[Executable, Parts]:
         request = CompileRequest(
-            graph=part.graph,
-            example_inputs=_examples(part.graph.graph.find_nodes(op="placeholder")),
-            state_count=sum(map(self._is_state, part.takes)),
-            mutated=frozenset(
-                position
-                for position, place in enumerate(part.takes)
-                if place.level == INPUTS and place.index in mutated
-            ),
-            device=_device(part.graph),
+            graph=graph,
+            example_inputs=_examples(graph.graph.find_nodes(op="placeholder")),
+            state_count=sum(states),
+            mutated=mutated,
+            device=_device(graph),
             options=self.options,
+            side=side,
             name=self.name,
         )
-        return Built(part, _compiled(self.backend, request), ((self.backend.name, ()),))
+        return _compiled(self.backend, request), ((self.backend.name, ()),)
 
-    def _in_regions(self, part: Part) -> Built:
+    def _in_regions(
+        self, graph: GraphModule, states: Sequence[bool], side: Side
+    ) -> tuple[Executable, Parts]:
         """Compile what a partial backend supports with it, and the rest with its fallback."""
         backend = self.backend
         assert isinstance(backend, PartialBackend)
-        state = self._state_nodes(part)
-        regions = cut(part.graph, _supports(backend), state)
+        inputs = graph.graph.find_nodes(op="placeholder")
+        state = frozenset(node for node, is_state in zip(inputs, states, strict=True) if is_state)
+        regions = cut(graph, _supports(backend), state)
         left = [region for region in regions if not region.is_supported]
         if not left:
-            return self._whole(part)
+            return self._whole(graph, states, side)
         if self.fallback is None:
             operators = sorted({target for region in left for target in region.operators})
             raise UnsupportedGraph(
@@ -129,34 +172,30 @@ class Builder:
         makers = [backend if region.is_supported else self.fallback for region in regions]
         pairs = list(zip(makers, regions, strict=True))
         executables = [
-            _compiled(maker, self._region_request(region, maker, state)) for maker, region in pairs
+            _compiled(maker, self._region_request(region, maker, state, side))
+            for maker, region in pairs
         ]
-        chain = _chain(part.graph, regions, executables)
-        return Built(part, chain, tuple((maker.name, r.operators) for maker, r in pairs))
+        chain = _chain(graph, regions, executables)
+        return chain, tuple((maker.name, r.operators) for maker, r in pairs)
 
     def _region_request(
-        self, region: Region, maker: Backend, state: frozenset[Node]
+        self, region: Region, maker: Backend, state: frozenset[Node], side: Side
     ) -> CompileRequest:
         is_own = maker is self.backend
         capabilities = maker.capabilities
-        graph = region.graph if is_own else lower_region(region, self.trace.mode, capabilities)
+        graph = region.graph if is_own else lower_region(region, self.mode, capabilities)
         return CompileRequest(
             graph=graph,
             example_inputs=_examples(region.takes),
             state_count=sum(node in state for node in region.takes),
             device=_device(graph),
             options=self.options if is_own else read_options(maker, None, None),
+            side=side,
             name=self.name,
         )
 
-    def _state_nodes(self, part: Part) -> frozenset[Node]:
-        placeholders = part.graph.graph.find_nodes(op="placeholder")
-        pairs = zip(placeholders, part.takes, strict=True)
-        return frozenset(node for node, place in pairs if self._is_state(place))
-
     def _is_state(self, place: Place) -> bool:
-        inputs = self.trace.inputs
-        return place.level == INPUTS and place.index < len(inputs) and inputs[place.index].is_state
+        return place.level == INPUTS and place.index < len(self.states) and self.states[place.index]
 
 
 def _examples(nodes: Sequence[Node]) -> list[Any]:

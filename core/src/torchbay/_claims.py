@@ -10,7 +10,7 @@ from torchbay._registry import backends, load
 from torchbay.errors import BackendError, InvalidArgument
 from torchbay.plugin import Backend, Capabilities
 
-__all__ = ["able_backends", "check_sizes", "complaint"]
+__all__ = ["able_backends", "check_sizes", "complaint", "training_backends"]
 
 
 def complaint(claims: Capabilities, tensors: Iterable[torch.Tensor]) -> str | None:
@@ -31,7 +31,7 @@ def check_sizes(backend: Backend, asked_for: str, where: str = "") -> None:
     """
     if backend.capabilities.dynamic_shapes:
         return
-    able = [name for name in _loadable() if _claims_sizes(name)]
+    able = _claiming("dynamic_shapes")
     raise InvalidArgument(
         f"backend {backend.name!r} takes fixed sizes only, and {asked_for} asks for symbolic ones",
         account=where,
@@ -39,9 +39,19 @@ def check_sizes(backend: Backend, asked_for: str, where: str = "") -> None:
     )
 
 
-def _claims_sizes(name: str) -> bool:
+def training_backends() -> list[str]:
+    """Return the installed backends that claim to train; loads them to ask."""
+    return _claiming("training")
+
+
+def _claiming(ability: str) -> list[str]:
+    """Return the installed backends that claim something; loads them to ask."""
+    return [name for name in _loadable() if _claims(name, ability)]
+
+
+def _claims(name: str, ability: str) -> bool:
     try:
-        return load(name).capabilities.dynamic_shapes
+        return bool(getattr(load(name).capabilities, ability))
     except BackendError:
         return False
 

@@ -9,13 +9,13 @@ hands that result to the caller, and turns what was observed into one more speci
 
 from __future__ import annotations
 
-import threading
 import warnings
 import weakref
 from collections.abc import Callable, Mapping
 from types import CodeType
 from typing import Any
 
+from torchbay._build import compiling
 from torchbay._call import Call, refuse_unusable
 from torchbay._guards import guards_of_call
 from torchbay._log import log
@@ -42,9 +42,6 @@ Observe = Callable[[Call, Reach], Observation]
 
 _MOST_LEAVES = 64
 _MOST_BUILDS = 256
-
-# Observing holds no lock: a forward may wait for another thread that compiles.
-_compiling = threading.RLock()
 
 live_dispatchers: weakref.WeakSet[Dispatcher] = weakref.WeakSet()
 """Every dispatcher in use; `torchbay.reset` empties them."""
@@ -97,7 +94,7 @@ class Dispatcher:
         """Let the specialization used last be tried first."""
         if isinstance(entry, EagerRoute):
             return
-        with _compiling:
+        with compiling:
             if entry in self.entries:
                 others = (other for other in self.entries if other is not entry)
                 self.entries = _ordered((entry, *others))
@@ -134,7 +131,7 @@ class Dispatcher:
         self.eager_calls += 1
         self._codes |= observation.codes
         # Held until the entry stands, so that threads with the same call compile it once.
-        with _compiling:
+        with compiling:
             entry = self._entry_for(call, observation, backend, options, reasons, declared)
             if entry is not None:
                 self._add(entry, call, reasons)
@@ -182,7 +179,7 @@ class Dispatcher:
 
     def _add(self, entry: Entry, call: Call, reasons: tuple[str, ...]) -> None:
         entry.watch(call, weakref.WeakMethod(self.discard))
-        with _compiling:
+        with compiling:
             if self.entries:
                 self._note_recompile(call, reasons)
             self.entries = _ordered((entry, *self.entries))
@@ -193,7 +190,7 @@ class Dispatcher:
 
     def discard(self, entry: Entry) -> None:
         """Drop an entry that can never be hit again: an object it is about is gone."""
-        with _compiling:
+        with compiling:
             self.entries = tuple(other for other in self.entries if other is not entry)
 
     def _matching(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Entry]:

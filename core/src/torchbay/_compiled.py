@@ -9,7 +9,7 @@ import inspect
 import os
 import weakref
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar, overload
+from typing import Any, Literal, TypeVar, overload
 
 import torch
 
@@ -252,6 +252,7 @@ def compile(  # type: ignore[misc] # noqa: A001, PLR0913 - all as torch.compile 
     mode: str | None = None,
     options: Mapping[str, Any] | None = None,
     tracer: str = "auto",
+    partitioner: Literal["min_cut", "default"] = "min_cut",
     fallback: Any = ...,
     recompile_limit: int = 8,
     fail_on_recompile_limit: bool = False,
@@ -306,6 +307,7 @@ def compile(  # type: ignore[misc] # noqa: A001, PLR0913 - all as torch.compile 
         mode=mode,
         options=options,
         tracer=tracer,
+        partitioner=partitioner,
         fallback=fallback,
         recompile_limit=recompile_limit,
         fail_on_recompile_limit=fail_on_recompile_limit,

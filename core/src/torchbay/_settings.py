@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, get_args
 
 import attrs
 
@@ -11,6 +11,7 @@ from torchbay._claims import check_sizes
 from torchbay._options import given as given_options
 from torchbay._options import read as read_options
 from torchbay._registry import check_name, choose
+from torchbay._torch_autograd import Partitioner
 from torchbay.errors import InvalidArgument
 from torchbay.plugin import Backend
 
@@ -34,6 +35,7 @@ class Settings:
     mode: str | None = None
     options: Mapping[str, Any] | None = None
     tracer: str = "auto"
+    partitioner: Partitioner = "min_cut"
     fallback: Any = ...
     recompile_limit: int = 8
     fail_on_recompile_limit: bool = False
@@ -92,6 +94,11 @@ class Settings:
         if self.tracer not in _TRACERS:
             raise InvalidArgument(
                 f"tracer is {self.tracer!r}", remedy=f"Known tracers: {', '.join(_TRACERS)}"
+            )
+        if self.partitioner not in get_args(Partitioner):
+            raise InvalidArgument(
+                f"partitioner is {self.partitioner!r}",
+                remedy=f"Known partitioners: {', '.join(get_args(Partitioner))}",
             )
         if self.name is not None and not isinstance(self.name, str):
             raise InvalidArgument(f"name is {self.name!r}", remedy="Pass a string")

@@ -16,7 +16,10 @@ from typing import Any
 import torch
 
 _TORCH = str(Path(torch.__file__).parent) + "/"
+_packages = Path(torch.__file__).parent.parent
 _OURS = str(Path(__file__).parent) + "/"
+# What PyTorch computes symbols with.
+_SYMBOLS = tuple(f"{_packages}/{name}/" for name in ("sympy", "mpmath"))
 _GENERATED = ("<frozen", "<attrs generated", "<torchbay", "<eval_with_key")
 _STDLIB = tuple(sysconfig.get_path(name) + "/" for name in ("stdlib", "platstdlib"))
 
@@ -27,7 +30,7 @@ def is_user_file(filename: str) -> bool:
     if filename.startswith(_GENERATED):
         return False
     if is_library_file(filename):
-        return not filename.startswith((_TORCH, _OURS))
+        return not filename.startswith((_TORCH, _OURS, *_SYMBOLS))
     return not filename.startswith((_TORCH, _OURS, *_STDLIB))
 
 

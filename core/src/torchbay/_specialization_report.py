@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import attrs
+from torch.fx import GraphModule
 
 from torchbay._counted import counted
 from torchbay._guard_report import GuardReport, differences, reports_of
@@ -52,6 +53,10 @@ class SpecializationReport:
             tells, which leave out what it compares of a tensor.
         where: Which part of the program it is, where that is not the whole call: the code that
             Dynamo compiled, and why the graph ends before that code does.
+        backward: The graphs that compute gradients, as Python source: one for each set of results
+            that a loss was seen to depend on. None if the result needs no gradients.
+        saved_bytes: How much memory a call keeps for its backward besides its inputs, with the
+            sizes of the call it was captured from.
     """
 
     backend: str
@@ -65,6 +70,8 @@ class SpecializationReport:
     operators: int
     guard_list: tuple[GuardReport, ...]
     where: str
+    backward: tuple[str, ...] | None
+    saved_bytes: int
     _mismatches: Mismatches = attrs.field(repr=False, eq=False)
 
     def __str__(self) -> str:
@@ -72,11 +79,12 @@ class SpecializationReport:
         gates += "".join(f"\n  branch on data: {gate}" for gate in self.gates)
         if len(self.parts) > 1:
             gates += "".join(f"\n  part for {name}: {', '.join(ops)}" for name, ops in self.parts)
+        if self.backward is not None:
+            gates += f"\n  keeps {self.saved_bytes:,} bytes for its backward"
         served = counted(self.calls, "call")
         head = f"compiled by {self.backend} in {self.compile_seconds:.2f} s, served {served}"
-        return (
-            f"{head}{gates}\n\n{self.guards}\n{self.run}\n{self.graph or '(nothing is computed)'}"
-        )
+        graphs = [self.graph or "(nothing is computed)", *(self.backward or ())]
+        return "\n".join([f"{head}{gates}\n", self.guards, self.run, *graphs])
 
     def mismatches(self, /, *args: Any, **kwargs: Any) -> list[str]:
         """Return why a call with these arguments would not pass the guards; empty if it would.
@@ -104,6 +112,8 @@ class SpecializationReport:
             "operators": self.operators,
             "guard_list": [guard.as_dict() for guard in self.guard_list],
             "where": self.where,
+            "backward": None if self.backward is None else list(self.backward),
+            "saved_bytes": self.saved_bytes,
         }
 
 
@@ -134,11 +144,12 @@ def leaf_report(
         calls: How many calls it served.
         where: Which part of the program it is, where that is not the whole call.
     """
+    backward = leaf.backward
     sources = [*(fork.source for fork in leaf.forks), leaf.source]
     return SpecializationReport(
         ", ".join(dict.fromkeys(name for name, _ in leaf.parts)),
         leaf.parts,
-        "\n".join(graph.print_readable(print_output=False) for graph in leaf.graphs),
+        "\n".join(map(_readable, leaf.graphs)),
         guards.source,
         "\n".join(sources),
         leaf.gates,
@@ -147,8 +158,15 @@ def leaf_report(
         leaf.operators,
         guards.guards,
         where,
+        None if backward is None else tuple(_readable(b.part.graph) for b in backward.compiled),
+        backward.saved_bytes if backward is not None else 0,
         guards.mismatches,
     )
+
+
+def _readable(graph: GraphModule) -> str:
+    source: str = graph.print_readable(print_output=False)
+    return source
 
 
 def _mismatches(

@@ -10,9 +10,10 @@ from typing import Any, TypeVar
 import attrs
 import torch
 
+from torchbay._backward import Backward
 from torchbay._build import Builder
 from torchbay._call import Call, Place
-from torchbay._claims import able_backends, check_sizes, complaint
+from torchbay._claims import able_backends, check_sizes, complaint, training_backends
 from torchbay._dynamic_shapes import declared_by
 from torchbay._guards import GuardFunction, guards_of_graph
 from torchbay._lower import Lowered, lower
@@ -81,6 +82,8 @@ class Specializer:
             DimensionFixed: The program serves one size only of a dimension declared dynamic.
             BackendFailed: The backend raised something of its own.
         """
+        if needs_training(call, observation) and not backend.capabilities.training:
+            backend, options = self._trainer(backend)
         symbolic = self._symbolic(call, observation, backend, declared)
         *attempts, last = _attempts(symbolic, observation)
         for attempt in attempts:
@@ -152,6 +155,25 @@ class Specializer:
             remedy=f"Installed backends that take it: {others}" if others else "",
         )
 
+    def _trainer(self, backend: Backend) -> tuple[Backend, Any]:
+        """Return the caller's fallback and its options, for what a backend cannot train.
+
+        Raises:
+            CannotServe: There is none that can.
+        """
+        what = f"backend {backend.name!r} claims no training, and the result needs gradients"
+        notify("torchbay_declined", DeclineReport(self.name, backend.name, what))
+        if self.settings.fallback not in (None, ...):
+            fallback = choose(self.settings.fallback)
+            if fallback.capabilities.training:
+                return fallback, read_options(fallback, None, None)
+        able = ", ".join(training_backends()) or "none"
+        raise CannotServe(
+            what,
+            remedy=f"Installed backends that train: {able}; for inference, call it under "
+            "torch.no_grad() or torch.inference_mode()",
+        )
+
     def or_fallback(self, make: Callable[[Backend, Any], T], backend: Backend, options: Any) -> T:
         """Return what is made with a backend; with the caller's fallback, if that one declines.
 
@@ -173,8 +195,11 @@ class Specializer:
 
     def lowered(self, captured: Trace, backend: Backend, options: Any) -> tuple[Lowered, Builder]:
         """Lower for a backend; return what compiles the parts as well."""
-        lowered = lower(captured, self._claims(backend))
-        return lowered, Builder(captured, backend, options, self._rest(backend), self.name)
+        lowered = lower(captured, self._claims(backend), self.settings.partitioner)
+        states = tuple(entry.is_state for entry in captured.inputs)
+        rest, is_training = self._rest(backend), lowered.training is not None
+        build = Builder(captured.mode, states, backend, options, rest, self.name, is_training)
+        return lowered, build
 
     def report(self, leaf: Leaf, started: float) -> None:
         """Tell observers of a leaf whose making began at this time."""
@@ -196,8 +221,13 @@ class Specializer:
         def guards() -> GuardFunction:
             return guards_of_graph(call, observation, captured, lowered.changed)
 
-        path = Path(captured, lowered, guards, observation.record)
+        training, backward = lowered.training, None
+        if training is not None:
+            backward = Backward(training.backward, build.backward, self.name, training.saved_bytes)
+        path = Path(captured, lowered, guards, observation.record, backward)
         try:
+            if backward is not None and captured.joint is not None:
+                backward.prepare(captured.joint.roots)
             tree = (group.root, group.guards) if group is not None else None
             grown = grow(tree, path, build)
             if group is not None and grown is not None:
@@ -291,6 +321,14 @@ def _report(name: str, leaf: Leaf) -> CompileReport:
     return CompileReport(name, backend, leaf.compile_seconds, count)
 
 
+def needs_training(call: Call, observation: Observation) -> bool:
+    """Whether a call makes something that needs gradients."""
+    places: list[Place] = [*call.tensors, *observation.reach.tensors()]
+    inputs = {id(place.value) for place in places}
+    made = tensors_in(observation.made)
+    return any(tensor.requires_grad and id(tensor) not in inputs for tensor in made)
+
+
 def refuse_obstacles(call: Call, observation: Observation) -> None:
     """Raise CannotServe if the call did something that no graph can do."""
     for obstacle in observation.obstacles:
@@ -300,11 +338,10 @@ def refuse_obstacles(call: Call, observation: Observation) -> None:
     for tensor in tensors_in(observation.made):
         if id(tensor) in inputs:
             continue
-        if tensor.requires_grad:
-            raise CannotServe(
-                "its result needs gradients, and training is not served from a graph yet",
-                remedy="Call it under torch.no_grad() or torch.inference_mode() for inference",
-            )
+        if tensor.requires_grad and tensor.is_leaf:
+            raise CannotServe("its result is a new tensor that gradients are collected in")
+        if tensor.requires_grad and tensor.retains_grad:
+            raise CannotServe("its result retains its gradient")
         if vars(tensor):
             raise CannotServe(f"its result has attributes of its own: {', '.join(vars(tensor))}")
         if type(tensor) is not torch.Tensor:

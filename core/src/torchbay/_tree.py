@@ -14,9 +14,10 @@ from typing import Any
 import attrs
 import torch
 
+from torchbay._backward import Backward, attach
 from torchbay._build import Built
 from torchbay._guards import GuardFunction, compile_source
-from torchbay._lower import INPUTS, LAST, Lowered, Part, Place, Source, Stage
+from torchbay._lower import INPUTS, LAST, ROOTS, Lowered, Part, Place, Source, Stage
 from torchbay._misses import note_miss
 from torchbay._reason import CannotServe
 from torchbay._torch_compat import OpOverload, inference_execution, plain_execution
@@ -116,6 +117,7 @@ class Leaf(_Computing):
         record: The record of the call it was captured from.
         compile_seconds: From the end of that call to this leaf.
         forks: The forks that lead here.
+        backward: What computes gradients, if the result needs any.
         calls: How many calls ended here, if any fork leads here.
     """
 
@@ -123,6 +125,7 @@ class Leaf(_Computing):
     gates: tuple[str, ...]
     record: int
     forks: tuple[Fork, ...]
+    backward: Backward | None = None
     run: Callable[..., Any] = _unfinished
     source: str = ""
     compile_seconds: float = 0.0
@@ -174,12 +177,14 @@ class Path:
         guards: Returns what must hold for it; complete once everything is compiled, since a
             compiler may decide on sizes.
         record: What the observed call read of data, and the operators it issued.
+        backward: What computes gradients, if the result needs any.
     """
 
     trace: Trace
     lowered: Lowered
     guards: Callable[[], GuardFunction]
     record: int
+    backward: Backward | None = None
 
 
 @attrs.frozen(eq=False)
@@ -268,7 +273,7 @@ def _built_nodes(path: Path, shared: list[Fork], build: Build) -> tuple[list[For
     last = path.lowered.last
     built = build(last, path.lowered.mutated) if last is not None else None
     gates = tuple(stage.gate.described(stage.text) for stage in stages)
-    return forks, Leaf(built, gates, path.record, tuple(forks))
+    return forks, Leaf(built, gates, path.record, tuple(forks), path.backward)
 
 
 def _emit(
@@ -294,6 +299,9 @@ _EXACT = (bool, int)
 _MOST_FORKS = 64
 
 
+_LISTS = {LAST: "raw", ROOTS: "roots"}
+
+
 class _Route:
     """How the code of a node reaches inputs, what forks handed on, and its own outputs."""
 
@@ -314,8 +322,8 @@ class _Route:
         """Return an expression for what stands in a place."""
         if place.level == INPUTS:
             return f"inputs[{place.index}]"
-        if place.level == LAST:
-            return f"raw[{place.index}]"
+        if place.level in _LISTS:
+            return f"{_LISTS[place.level]}[{place.index}]"
         slot = self._forks[place.level - 1].gives.index(place.index)
         return f"step_{place.level}[{slot}]"
 
@@ -358,22 +366,58 @@ def _emit_leaf(
 ) -> None:
     trace, lowered = path.trace, path.lowered
     route = _Route(path, forks, is_leaf=True)
-    sources = (*trace.effects, trace.result)
-    is_needed = any("inputs[" in source for source in sources) or bool(lowered.written)
     results = [route.source(result) for result in lowered.results]
-    is_needed |= any("inputs[" in result for result in results)
-    body = [*lines, *_part_lines(leaf.built, route, "raw = ", "execute", is_keeping=is_needed)]
-    body += [f"inputs[{i}].copy_({route.source(value)})" for i, value in lowered.written]
-    if results == [f"raw[{i}]" for i in range(len(results))]:
-        body += ["out = raw"] if results else []
-    else:
-        body.append(f"out = [{', '.join(results)}]")
-    body += trace.effects
+    following = [
+        *(f"inputs[{i}].copy_({route.source(value)})" for i, value in lowered.written),
+        *_autograd_lines(path, route),
+        *_result_lines(results, is_differentiable=bool(trace.differentiable)),
+        *trace.effects,
+    ]
+    is_keeping = any("inputs[" in line for line in (*following, trace.result))
+    body = [*lines, *_part_lines(leaf.built, route, "raw = ", "execute", is_keeping=is_keeping)]
+    body += following
     if forks:
         body.append("leaf.calls += 1")
     leaf.source, leaf.run = _emitted(
-        path, guards, body, len(forks) + 1, built=leaf.built, result=trace.result, leaf=leaf
+        path,
+        guards,
+        body,
+        len(forks) + 1,
+        built=leaf.built,
+        result=trace.result,
+        leaf=leaf,
+        backward=leaf.backward,
     )
+
+
+def _autograd_lines(path: Path, route: _Route) -> list[str]:
+    """Return lines that tell autograd how gradients are computed."""
+    training = path.lowered.training
+    if training is None:
+        return []
+    lists = [
+        f"[{', '.join(map(route.source, sources))}]"
+        for sources in (training.roots, training.saved, training.numbers)
+    ]
+    wanted = "".join(f"inputs[{i}], " for i in training.wanted)
+    given = ["backward", lists[0], lists[1], str(training.saved_roots), lists[2], f"({wanted})"]
+    lines = [f"roots = attach({', '.join(given)})"]
+    if training.written:
+        lines.append("with torch.enable_grad():")
+        lines += [f"{_INDENT}inputs[{i}].copy_(roots[{k}])" for i, k in training.written]
+    return lines
+
+
+def _result_lines(results: Sequence[str], *, is_differentiable: bool) -> list[str]:
+    """Return lines that collect the tensors and numbers of the result."""
+    if not results:
+        return []
+    if results == [f"raw[{i}]" for i in range(len(results))]:
+        return ["out = raw"]
+    if results == [f"roots[{i}]" for i in range(len(results))]:
+        return ["out = roots"]
+    line = f"out = [{', '.join(results)}]"
+    return ["with torch.enable_grad():", _INDENT + line] if is_differentiable else [line]
 
 
 def _branch_lines(outcome: str, key: str) -> list[str]:
@@ -437,6 +481,7 @@ def _emitted(
         **path.trace.names.values,
         "left": _left,
         "mismatches": guards.mismatches,
+        "attach": attach,
         "execute": built.executable.run if built is not None else None,
         "inference_execution": inference_execution,
         "match": guards.match,

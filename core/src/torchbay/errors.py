@@ -14,6 +14,7 @@
   x CaptureError               a call cannot be served from a graph
     + NotServed                ... and the caller asked for nothing less; carries the call's result
     + RecompileLimit           ... because the limit of specializations is reached
+    + DoubleBackward           ... that is asked for a gradient of its gradient
     + DimensionFixed           ... with a size the caller declared to be dynamic; carries the result
 
 Each has three parts: what happened, on whose account, and what to do about it.
@@ -29,6 +30,7 @@ __all__ = [
     "BackendOutdated",
     "CaptureError",
     "DimensionFixed",
+    "DoubleBackward",
     "InvalidArgument",
     "NoBackend",
     "NotServed",
@@ -121,6 +123,10 @@ class NotServed(CaptureError):
     """
 
     result: object = None
+
+
+class DoubleBackward(CaptureError):
+    """A gradient of a gradient was asked of a call that was served from a graph."""
 
 
 class DimensionFixed(CaptureError):

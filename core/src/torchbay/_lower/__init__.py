@@ -14,9 +14,11 @@ from torch.fx import GraphModule, Node
 
 from torchbay._lower._composites import kernels_of, recompose
 from torchbay._lower._functional import functional, writes
+from torchbay._lower._halves import Halves, gradients_reached, split
 from torchbay._lower._places import (
     INPUTS,
     LAST,
+    ROOTS,
     Number,
     Place,
     Route,
@@ -24,12 +26,16 @@ from torchbay._lower._places import (
     View,
     base_of,
     is_alike,
+    symbols_of_view,
     view_between,
 )
+from torchbay._lower._present import BackwardPart, present
 from torchbay._lower._prune import has_effect, named_arguments, prune, with_outputs
 from torchbay._lower._regions import Region, cut
 from torchbay._lower._stages import Part, Stage, Stages, without_unused_inputs
+from torchbay._lower._training import BackwardHalf, Given, Taken, Training, arranged
 from torchbay._reason import CannotServe
+from torchbay._torch_autograd import Partitioner
 from torchbay._torch_compat import storage_id
 from torchbay._torch_symbols import is_number, number_leaves
 from torchbay._trace import Trace, TracedGate
@@ -38,6 +44,10 @@ from torchbay.plugin import Capabilities, Decompositions
 __all__ = [
     "INPUTS",
     "LAST",
+    "ROOTS",
+    "BackwardHalf",
+    "BackwardPart",
+    "Given",
     "Lowered",
     "Part",
     "Place",
@@ -45,10 +55,12 @@ __all__ = [
     "Route",
     "Source",
     "Stage",
+    "Training",
     "cut",
     "lower",
     "lower_region",
     "named_arguments",
+    "present",
 ]
 
 aten = torch.ops.aten
@@ -66,6 +78,7 @@ class Lowered:
         written: The inputs a call changes and where their values are found, in the order of the
             epilogue. Empty if the last graph writes them itself.
         mutated: The inputs that the last graph writes itself.
+        training: What else surrounds it if the result needs gradients.
     """
 
     stages: tuple[Stage, ...]
@@ -74,14 +87,17 @@ class Lowered:
     results: tuple[Source, ...]
     written: tuple[tuple[int, Place], ...]
     mutated: frozenset[int]
+    training: Training | None = None
 
     @property
     def changed(self) -> tuple[int, ...]:
         """The inputs that a call changes."""
-        return (*(position for position, _ in self.written), *sorted(self.mutated))
+        by_autograd = self.training.written if self.training is not None else ()
+        found = [*self.written, *by_autograd]
+        return (*(position for position, _ in found), *sorted(self.mutated))
 
 
-def lower(trace: Trace, capabilities: Capabilities) -> Lowered:
+def lower(trace: Trace, capabilities: Capabilities, partitioner: Partitioner) -> Lowered:
     """Lower a trace for a backend with these capabilities.
 
     Raises:
@@ -91,30 +107,50 @@ def lower(trace: Trace, capabilities: Capabilities) -> Lowered:
     if table is not None and capabilities.keep:
         kept = kernels_of(capabilities.keep)
         table = {target: rule for target, rule in table.items() if target not in kept}
-    graph = functional(trace.graph, trace.fakes, trace.mode, table)
+    tangents = trace.joint.tangents if trace.joint is not None else ()
+    graph = functional(trace.graph, (*trace.fakes, *tangents), trace.mode, table)
     trace.check(trace.mode)
     graph = copy.deepcopy(graph) if graph is trace.graph else graph
     prune(graph.graph)
+    if trace.joint is not None:
+        inputs, gradients = len(trace.fakes), len(trace.joint.wanted)
+        reached = gradients_reached(trace.graph, inputs, gradients)
+        halves = split(graph, inputs, reached, partitioner)
+        return _Lowering(trace, halves.forward, capabilities, halves).lowered()
     recompose(graph, capabilities.keep)
-    return _Lowering(trace, graph, is_writing=capabilities.mutation).lowered()
+    return _Lowering(trace, graph, capabilities).lowered()
 
 
 class _Lowering:
     """Takes a functional graph apart into what is computed and what surrounds it."""
 
-    def __init__(self, trace: Trace, graph: GraphModule, *, is_writing: bool) -> None:
+    def __init__(
+        self,
+        trace: Trace,
+        graph: GraphModule,
+        capabilities: Capabilities,
+        halves: Halves | None = None,
+    ) -> None:
         self._trace = trace
         self._graph = graph
+        self._halves = halves
+        self._roots: dict[Node, int] = {}
         self._outputs: list[Node] = []
         self._handed_out: set[Place] = set()
         inputs = graph.graph.find_nodes(op="placeholder")
         self._position = {node: i for i, node in enumerate(inputs)}
         copies = writes(graph)
-        is_writing = is_writing and not _swaps(copies)
+        is_writing = capabilities.mutation and not _swaps(copies)
         self._refuse_shared_memory(copies)
+        self._written = {target: self._position[target] for target in copies}
+        by_autograd = trace.joint.written if trace.joint is not None else {}
+        if by_autograd:
+            copies, is_writing = self._without_those(copies, by_autograd), False
         returned = list(graph.graph.output_node().args[0])  # type: ignore[arg-type]
         self._returned = returned[: trace.result_count]
-        self._reads = _grouped(returned[trace.result_count :], trace.gates)
+        rest = iter(returned[trace.result_count :])
+        self._reads = [[_original(next(rest)) for _ in gate.reads] for gate in trace.gates]
+        self._differentiated = list(rest)
         self._kept = list(copies.values()) if is_writing else []
         self._values = {} if is_writing else self._without_copies(copies)
         self._mutated = [self._position[target] for target in copies] if is_writing else []
@@ -124,6 +160,7 @@ class _Lowering:
         """Return the parts."""
         for gate, nodes in zip(self._trace.gates, self._reads, strict=True):
             self._stages.add(gate, nodes)
+        training = self._training()
         results = self._results()
         written = tuple((i, self._value(node)) for i, node in self._values.items())
         rest = list(dict.fromkeys([*self._stages.rest(), *self._outputs, *self._kept]))
@@ -132,14 +169,16 @@ class _Lowering:
         if last is not None:
             prune(last.graph.graph)
             last = without_unused_inputs(last)
-        places = [place for _, place in written]
+        found = [*results, *(place for _, place in written)]
+        found += training.sources if training is not None else ()
         return Lowered(
-            self._stages.stages(last, [*results, *places]),
+            self._stages.stages(last, found),
             last,
             tuple(node.meta["val"] for node in self._outputs),
             results,
             written,
             frozenset(self._mutated),
+            training,
         )
 
     def _results(self) -> tuple[Source, ...]:
@@ -154,15 +193,102 @@ class _Lowering:
         tensors = [n.meta["val"] for n in self._returned if not is_number(n.meta["val"])]
         times = collections.Counter(map(storage_id, tensors))
         found = []
-        for before, node in zip(captured, self._returned, strict=False):
+        for index, (before, node) in enumerate(zip(captured, self._returned, strict=False)):
             value = before.meta["val"]
             if is_number(value):
                 found.append(self._number(node))
             elif (place := _input_of(value, inputs, fakes)) is not None:
-                found.append(self._view(fakes[place.index], value, place))
+                view = self._view(fakes[place.index], value, place)
+                needs_gradient = index in self._trace.differentiable
+                found.append(attrs.evolve(view, is_detached=not needs_gradient))
+            elif (root := self._root_among(index, node)) is not None:
+                found.append(root)
             else:
                 found.append(self._result(node, times))
         return tuple(found)
+
+    def _root_among(self, index: int, node: Node) -> Source | None:
+        """Return how a result is found that is, or is a view of, what autograd differentiates."""
+        joint = self._trace.joint
+        if joint is not None and (number := joint.root_of.get(index)) is not None:
+            root = self._differentiated[number]
+            place = Place(ROOTS, number)
+            return place if node is root else self._view(root.meta["val"], node.meta["val"], place)
+        if (shared := self._sharing_root(node)) is None:
+            return None
+        number, view = shared
+        # What needs no gradient must not get one from what it shares memory with.
+        view = view or self._view(node.meta["val"], node.meta["val"], Place(ROOTS, number))
+        return attrs.evolve(view, is_detached=True)
+
+    def _sharing_root(self, node: Node) -> tuple[int, View | None] | None:
+        """Return the root whose memory a node lies in, if any, and how unless it is the root."""
+        value = node.meta["val"]
+        for root, number in self._roots.items():
+            base = root.meta["val"]
+            if node is root:
+                return number, None
+            if storage_id(base) == storage_id(value) and is_alike(base, value):
+                return number, self._view(base, value, Place(ROOTS, number))
+        return None
+
+    def _training(self) -> Training | None:
+        """Return what autograd is told, and what its backward takes."""
+        joint, halves = self._trace.joint, self._halves
+        if joint is None or halves is None:
+            return None
+        count = len(joint.roots)
+        nodes, saved = self._differentiated[:count], self._differentiated[count:]
+        roots = tuple(map(self._root, nodes))
+        self._roots = {node: number for number, node in enumerate(nodes)}
+        taken = Taken()
+        placeholders = (n for n in halves.backward.graph.nodes if n.op == "placeholder")
+        given = {n: self._given(node, taken) for n, node in zip(placeholders, saved, strict=False)}
+        graph, arranged_given = arranged(halves.backward, given)
+        return Training(
+            roots,
+            tuple(taken.saved),
+            tuple(taken.roots),
+            tuple(taken.numbers),
+            tuple(joint.written.items()),
+            joint.wanted,
+            BackwardHalf(graph, taken.located(arranged_given), halves.reached),
+            taken.bytes,
+        )
+
+    def _root(self, node: Node) -> Place:
+        """Return where a root stands, in memory that is not handed out otherwise."""
+        base, place = base_of(node), self._stages.place(node)
+        if place is not None and node.op != "placeholder":
+            return place
+        is_own = base.op != "placeholder" and self._stages.place(base) is None
+        return Place(LAST, self._output(node if is_own else self._copied(node)))
+
+    def _given(self, node: Node, taken: Taken) -> Given:
+        """Return where the backward half has a value of the forward half from."""
+        if is_number(node.meta["val"]):
+            return taken.number(self._number(node))
+        if (shared := self._sharing_root(node)) is not None:
+            return taken.root(*shared)
+        base = base_of(node)
+        if base.op == "placeholder" and base not in self._written:
+            place = Place(INPUTS, self._position[base])
+            view = self._as_view(base, node, place)
+            if isinstance(view, View) and not symbols_of_view(node.meta["val"]):
+                # Made when it is needed: most backwards want weights transposed.
+                return attrs.evolve(taken.tensor(place), view=view)
+            return taken.tensor(view, is_state=self._is_state(place) and node is base)
+        if (stage := self._stages.place(base)) is not None and base.op != "placeholder":
+            return taken.tensor(self._as_view(base, node, stage), node)
+        node = self._copied(node) if base.op == "placeholder" else node
+        return taken.tensor(Place(LAST, self._output(node)), node)
+
+    def _as_view(self, base: Node, node: Node, place: Place) -> Source:
+        return place if node is base else self._view(base.meta["val"], node.meta["val"], place)
+
+    def _is_state(self, place: Place) -> bool:
+        inputs = self._trace.inputs
+        return place.index < len(inputs) and inputs[place.index].is_state
 
     def _number(self, node: Node) -> Source:
         leaves = number_leaves(node)
@@ -217,6 +343,18 @@ class _Lowering:
         self._stages.append(clone)
         return clone
 
+    def _without_those(
+        self, copies: dict[Node, Node], positions: Mapping[int, int]
+    ) -> dict[Node, Node]:
+        """Take the copies into these inputs out of the graph; return the others."""
+        left = {}
+        for target, node in copies.items():
+            if self._position[target] in positions:
+                self._graph.graph.erase_node(node)
+            else:
+                left[target] = node
+        return left
+
     def _without_copies(self, copies: dict[Node, Node]) -> dict[int, Node]:
         """Take the last copies out of the graph; return the value each input is to have."""
         values: dict[int, Node] = {}
@@ -258,12 +396,6 @@ _COPYING = {
     aten.copy.default: 1,
 }
 """Operators that only copy, with the position of what they copy."""
-
-
-def _grouped(nodes: list[Node], gates: Sequence[TracedGate]) -> list[list[Node]]:
-    """Return the outputs that each gate reads."""
-    rest = iter(nodes)
-    return [[_original(next(rest)) for _ in gate.reads] for gate in gates]
 
 
 def _original(read: Node) -> Node:

@@ -18,6 +18,7 @@ from torchbay._torch_symbols import READS, is_number, number_source, size_source
 __all__ = [
     "INPUTS",
     "LAST",
+    "ROOTS",
     "Number",
     "Place",
     "Route",
@@ -39,6 +40,10 @@ LAST = -1
 """The level of what the last part of a graph computes."""
 
 
+ROOTS = -2
+"""The level of what autograd differentiates, once it has been told."""
+
+
 class Route(Protocol):
     """How emitted code reaches things."""
 
@@ -58,9 +63,9 @@ class Place:
     """Where a tensor stands.
 
     Attributes:
-        level: `INPUTS`, the number of a stage, or `LAST`.
+        level: `INPUTS`, the number of a stage, `LAST` or `ROOTS`.
         index: The position among the inputs, the operator's number within its stage, or the
-            position among the outputs of the last part.
+            position among the outputs of the last part or among the roots.
     """
 
     level: int

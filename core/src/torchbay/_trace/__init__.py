@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import attrs
@@ -23,6 +23,7 @@ from torchbay._reason import CannotServe, Reason
 from torchbay._source import Names, is_user_file, user_line
 from torchbay._structure import is_plain, tensors_in
 from torchbay._symbolic import Declarations, Symbolic
+from torchbay._torch_autograd import PastInput, anchored
 from torchbay._torch_compat import (
     compiler_flag,
     fake_tolist,
@@ -44,12 +45,14 @@ from torchbay._trace._branches import refuse_captured
 from torchbay._trace._epilogue import Epilogue
 from torchbay._trace._gates import GateAnswers, TracedGate
 from torchbay._trace._hidden_writes import reveal_hidden_writes
+from torchbay._trace._joint import Differentiation, Joint, with_tangents
 from torchbay._trace._modes import OpTracer, Substitution
 from torchbay._trace._packing import KnownTensors
 
 __all__ = [
     "RESERVED",
     "Input",
+    "Joint",
     "Trace",
     "TracedGate",
     "refuse_captured",
@@ -63,7 +66,10 @@ RESERVED = (
     "kwargs",
     "out",
     "raw",
+    "roots",
     "remake",
+    "attach",
+    "backward",
     "execute",
     "fork",
     "leaf",
@@ -125,6 +131,8 @@ class Trace:
         mode: The mode that made the fakes in the graph; it knows their symbols.
         sizes: What stands for every size and open number, as declarations name them.
         check: Raises CannotServe if more was assumed of numbers than the gates check.
+        joint: What else the graph takes and returns if its result needs gradients.
+        differentiable: The outputs that need gradients.
     """
 
     graph: torch.fx.GraphModule
@@ -140,6 +148,8 @@ class Trace:
     sizes: Mapping[tuple[str, int], Any]
     names: Names
     check: Callable[[Any], None]
+    joint: Joint | None = None
+    differentiable: frozenset[int] = frozenset()
 
 
 def trace(call: Call, observation: Observation, symbolic: Symbolic) -> Trace:
@@ -168,7 +178,14 @@ def trace(call: Call, observation: Observation, symbolic: Symbolic) -> Trace:
     names = Names(*RESERVED, *call.names.values)
     names.values |= call.names.values
     epilogue = Epilogue(call, observation, positions, names)
+    differentiation = Differentiation(observation, [entry.path for entry in inputs], fakes)
     outputs = 0
+
+    @contextmanager
+    def active() -> Iterator[None]:
+        substitution, direct = Substitution(by_tensor, answers, known), operators_called_directly
+        with direct(_call), tracer, substitution, fake_tolist(answers.tolist):
+            yield
 
     def flat(*given: Any) -> list[Any]:
         nonlocal outputs
@@ -178,16 +195,21 @@ def trace(call: Call, observation: Observation, symbolic: Symbolic) -> Trace:
         args, kwargs = call.around(_distinct(call, by_tensor), given_numbers)
         epilogue.expect(args, kwargs)
         _put_numbers(observation, stand_ins)
-        substitution, direct = Substitution(by_tensor, answers, known), operators_called_directly
-        with direct(_call), tracer, substitution, fake_tolist(answers.tolist):
+        with active():
             value = call.function(*args, **kwargs)
         epilogue.read(value)
         outputs = len(epilogue.tensors)
+        with active():
+            differentiated = differentiation.outputs(epilogue.tensors, tracer)
         answers.finish(mode, fakes)
         made = map(known.lifted, epilogue.tensors)
-        return [*made, *(read for gate in answers.gates for read in gate.reads)]
+        reads = (read for gate in answers.gates for read in gate.reads)
+        return [*made, *reads, *differentiated]
 
     graph = _traced(flat, [*fakes, *open_numbers], mode, observation, symbolic)
+    if (joint := differentiation.joint) is not None:
+        reads = sum(len(gate.reads) for gate in answers.gates)
+        graph = with_tangents(graph, joint, outputs + reads + len(joint.roots))
     refuse_captured(graph)
     reveal_hidden_writes(graph)
     answers.check_used_up()
@@ -206,6 +228,8 @@ def trace(call: Call, observation: Observation, symbolic: Symbolic) -> Trace:
         sizes,
         names,
         answers.check_nothing_new,
+        joint,
+        differentiation.differentiable,
     )
 
 
@@ -224,6 +248,11 @@ def _traced(
             return trace_to_graph(flat, fakes)
     except CannotServe:
         raise
+    except PastInput as error:
+        raise CannotServe(
+            "a backward goes on past its inputs, to what computed them before the call",
+            remedy="Pass a detached tensor, or compute all of it inside",
+        ) from error
     except Exception as error:
         raise CannotServe(f"tracing raised {_brief(error)}", where=_line_of(error)) from error
 
@@ -279,7 +308,11 @@ def _symbolic_dims(entry: Input, symbolic: Symbolic) -> frozenset[int]:
 
 def _fake(mode: Any, entry: Input, name: str, symbolic: Symbolic) -> torch.Tensor:
     dims, serving_all = _symbolic_dims(entry, symbolic), _dims_serving_all(entry, symbolic)
-    fake = fake_of(mode, entry.tensor, name, dims, serving_all)
+    has_past = entry.tensor.requires_grad and not entry.tensor.is_leaf
+    if has_past and not torch.is_inference_mode_enabled():
+        fake = anchored(fake_of(mode, entry.tensor.detach(), name, dims, serving_all))
+    else:
+        fake = fake_of(mode, entry.tensor, name, dims, serving_all)
     attributes = {key: value for key, value in vars(entry.tensor).items() if is_plain(value)}
     vars(fake).update({**attributes, **vars(fake)})
     return fake

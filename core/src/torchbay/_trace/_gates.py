@@ -128,7 +128,7 @@ class GateAnswers:
         return self._record[position]
 
     @contextmanager
-    def _copying(self) -> Iterator[None]:
+    def copying(self) -> Iterator[None]:
         """Issue operators that are not the program's."""
         self.is_copying = True
         try:
@@ -139,13 +139,13 @@ class GateAnswers:
     def _fixed(self, gate: Gate, args: Sequence[Any]) -> Any:
         # Copied, because the program may change the tensor after reading it.
         read = [argument for argument in args if isinstance(argument, torch.Tensor)]
-        with self._copying():
+        with self.copying():
             copies = tuple(map(aten.clone.default, read))
         self.gates.append(TracedGate(gate, copies))
         return gate.value
 
     def _number_of(self, tensor: torch.Tensor, value: float) -> Any:
-        with self._copying():
+        with self.copying():
             number = aten._local_scalar_dense.default(tensor)  # noqa: SLF001 - an operator's name
         if is_number(number):
             bind(number, value)
@@ -154,7 +154,7 @@ class GateAnswers:
     def _numbers_of(self, tensor: torch.Tensor, value: Any) -> Any:
         if not isinstance(value, list):
             return self._number_of(tensor, value)
-        with self._copying():
+        with self.copying():
             parts = [aten.select.int(tensor, 0, index) for index in range(len(value))]
         return [self._numbers_of(part, v) for part, v in zip(parts, value, strict=True)]
 

@@ -96,6 +96,7 @@ class OpTracer(ObservingDispatchMode):
         self._known = known
         self._observed = observed
         self._depth = 0
+        self._is_backward = False
         self.ops: list[OpRecord] = []
 
     def __torch_dispatch__(
@@ -118,11 +119,31 @@ class OpTracer(ObservingDispatchMode):
             return func(*args, **(kwargs or {}))
         if func in GATES:
             return self._answers.answer(func, args)
+        if self._is_backward:
+            refuse_random(func)
         result = self._run(func, args, kwargs or {})
-        if is_compared(func) and not self._depth:
+        if is_compared(func) and not self._depth and not self._is_backward:
             self._bind_sizes(result)
             self.ops.append(record_of(func, args, kwargs or {}, result, user_line()))
         return result
+
+    @contextmanager
+    def backward(self) -> Iterator[None]:
+        """Be active in a backward that the observed call did not run."""
+        self._is_backward = True
+        try:
+            yield
+        finally:
+            self._is_backward = False
+
+    def tangent_of(self, root: torch.Tensor) -> torch.Tensor:
+        """Return what stands for the gradient of a loss by a tensor."""
+        is_channels_last = root.dim() == 4 and not root.is_contiguous()
+        layout = torch.contiguous_format
+        if is_channels_last and root.is_contiguous(memory_format=torch.channels_last):
+            layout = torch.channels_last
+        with self._answers.copying(), torch.no_grad():
+            return torch.empty_like(root, memory_format=layout)
 
     def _run(self, func: Any, args: Any, kwargs: Any) -> Any:
         if is_control_flow(func):
@@ -181,6 +202,16 @@ class OpTracer(ObservingDispatchMode):
                 for size, value in zip(sizes, values, strict=False):
                     if is_number(size):
                         bind(size, value)
+
+
+def refuse_random(func: Any) -> None:
+    """Raise CannotServe for random numbers in a backward: eager draws others there."""
+    if torch.Tag.nondeterministic_seeded in getattr(func, "tags", ()) and not is_control_flow(func):
+        raise CannotServe(
+            "its backward draws random numbers",
+            where=user_line(),
+            remedy="Where that is a checkpoint, pass preserve_rng_state=False or drop nothing in it",
+        )
 
 
 def refuse_strangers(value: Any) -> None:

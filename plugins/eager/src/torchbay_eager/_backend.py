@@ -36,6 +36,7 @@ class EagerBackend:
             mutation=True,
             control_flow=True,
             eager_random=True,
+            training=True,
             thread_safe=True,
         )
     )

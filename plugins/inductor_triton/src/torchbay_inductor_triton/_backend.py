@@ -40,6 +40,7 @@ class InductorBackend:
         devices=frozenset({"cpu", "cuda"}),
         decompositions=_torch_compat.decompositions,
         dynamic_shapes=True,
+        training=True,
         mutation=True,
         control_flow=True,
     )

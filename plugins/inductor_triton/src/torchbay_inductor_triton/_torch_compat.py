@@ -155,7 +155,8 @@ def _lowered(graph: GraphModule, request: CompileRequest) -> Any:
             cudagraphs=BoxedBool(config.triton.cudagraphs),
             graph_id=next(compile_fx._graph_counter),
             cpp_wrapper=config.cpp_wrapper,
-            is_inference=True,
+            is_inference=request.side == "inference",
+            is_backward=request.side == "backward",
         )
 
 

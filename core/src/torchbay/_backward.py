@@ -1,0 +1,257 @@
+"""What runs when autograd asks a served call for gradients.
+
+A backward is compiled for each set of roots that a loss depends on: what depends on none of them is
+left out of the graph, and its gradient is None, as in eager.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import attrs
+import torch
+from torch.fx import GraphModule
+
+from torchbay._build import Built, compiling
+from torchbay._guards import compile_source
+from torchbay._lower import INPUTS, BackwardHalf, BackwardPart, Given, Place, present
+from torchbay._source import Names
+from torchbay._torch_compat import plain_execution
+from torchbay._torch_symbols import symbols_of
+from torchbay.errors import DoubleBackward
+
+__all__ = ["Backward", "attach"]
+
+Run = Callable[[Sequence[Any], Sequence[Any], Sequence[Any], Sequence[Any]], Sequence[Any]]
+"""From what was saved, numbers, tangents and the forms of the roots to gradients."""
+
+
+@attrs.define(eq=False)
+class Backward:
+    """Compiles and runs the backward half of one specialization.
+
+    Attributes:
+        half: The half as it was split off.
+        build: Compiles a graph, some of whose inputs are state.
+        name: What the caller calls the compiled object.
+        saved_bytes: How much memory its forward keeps for it, as in the observed call.
+    """
+
+    half: BackwardHalf
+    build: Callable[[GraphModule, Sequence[bool]], Built]
+    name: str
+    saved_bytes: int
+    _built: dict[frozenset[int], Built] = attrs.field(factory=dict)
+    _runs: dict[frozenset[int], Run] = attrs.field(factory=dict)
+
+    @property
+    def compiled(self) -> tuple[Built, ...]:
+        """What has been compiled so far, for each set of roots that a loss depended on."""
+        return tuple(self._built.values())
+
+    def prepare(self, forms: Sequence[torch.Tensor]) -> None:
+        """Compile for the loss that is likely: a scalar, if any root is one, else every root."""
+        scalars = frozenset(i for i, fake in enumerate(forms) if fake.dim() == 0)
+        self._run_for(scalars or frozenset(range(len(forms))))
+
+    def __call__(
+        self,
+        saved: Sequence[torch.Tensor],
+        numbers: Sequence[Any],
+        tangents: Sequence[torch.Tensor | None],
+        forms: Sequence[Any],
+    ) -> Sequence[torch.Tensor | None]:
+        """Return the gradients of the inputs that get one."""
+        run = self._run_for(frozenset(i for i, t in enumerate(tangents) if t is not None))
+        with plain_execution():
+            return run(saved, numbers, tangents, forms)
+
+    def _run_for(self, wanted: frozenset[int]) -> Run:
+        if (run := self._runs.get(wanted)) is None:
+            with compiling:
+                run = self._runs.get(wanted) or self._made(wanted)
+                self._runs[wanted] = run
+        return run
+
+    def _made(self, wanted: frozenset[int]) -> Run:
+        part = present(self.half, wanted)
+        built = None
+        if any(node.op == "call_function" for node in part.graph.graph.nodes):
+            inputs = len(part.graph.graph.find_nodes(op="placeholder"))
+            states = [given.is_state for given in part.given[:inputs]]
+            built = self._built[wanted] = self.build(part.graph, states)
+        return _emitted(part, wanted, built)
+
+
+class _Route:
+    """How the code of a backward reaches its inputs and what its graph returns."""
+
+    def __init__(self, part: BackwardPart, names: Names) -> None:
+        placeholders = part.graph.graph.find_nodes(op="placeholder")
+        pairs = enumerate(zip(placeholders, part.given, strict=False))
+        # A view is made once the others are there.
+        fakes = {f"inputs[{i}]": n.meta["val"] for i, (n, given) in pairs if given.view is None}
+        self.symbols = symbols_of(fakes)
+        self._names = names
+
+    def place(self, place: Place) -> str:
+        """Return an expression for what stands in a place."""
+        return f"{'inputs' if place.level == INPUTS else 'raw'}[{place.index}]"
+
+    def name(self, value: Any) -> str:
+        """Return the name of a function."""
+        return self._names.of(value, str(getattr(value, "__name__", "value")))
+
+
+def _emitted(part: BackwardPart, wanted: frozenset[int], built: Built | None) -> Run:
+    """Emit the function that runs a backward."""
+    names = Names("saved", "numbers", "tangents", "forms", "inputs", "raw", "execute")
+    route = _Route(part, names)
+    count = len(part.graph.graph.find_nodes(op="placeholder"))
+    rows = [f"        {_given(given, wanted, route)}," for given in part.given]
+    views = [(i, given.view) for i, given in enumerate(part.given) if given.view is not None]
+    gradients = ["None" if g is None else g.source(route) for g in part.gradients]
+    is_keeping = any("inputs[" in gradient for gradient in gradients)
+    given = f"inputs[:{count}]" if is_keeping else "inputs"
+    lines = [
+        "def run(saved, numbers, tangents, forms):",
+        "    inputs = [",
+        *rows,
+        "    ]",
+        "    del saved, tangents",
+        *(f"    inputs[{i}] = {view.source(_RouteTo(f'inputs[{i}]', route))}" for i, view in views),
+        *([f"    raw = execute({given})"] if built is not None else []),
+        f"    return ({', '.join(gradients)},)",
+        "",
+    ]
+    variables: Mapping[str, Any] = {
+        **names.values,
+        "execute": built.executable.run if built is not None else None,
+    }
+    run: Run = compile_source("\n".join(lines), "run", variables)
+    return run
+
+
+def _given(given: Given, wanted: frozenset[int], route: _Route) -> str:
+    """Return an expression for an input of a backward."""
+    if given.kind == "number":
+        return f"numbers[{given.index}]"
+    if given.kind == "tangent":
+        layout = route.name(given.layout)
+        if given.index in wanted:
+            return f"{route.name(laid_out)}(tangents[{given.index}], {layout})"
+        return f"{route.name(zeros)}(forms[{given.index}], {layout})"
+    return f"saved[{given.index}]"
+
+
+class _RouteTo:
+    """How code reaches the only place that a view has as its base."""
+
+    def __init__(self, base: str, route: _Route) -> None:
+        self.symbols = route.symbols
+        self.name = route.name
+        self._base = base
+
+    def place(self, place: Place) -> str:
+        """Return an expression for the base."""
+        del place
+        return self._base
+
+
+def laid_out(tangent: torch.Tensor, layout: torch.memory_format) -> torch.Tensor:
+    """Return a gradient as a graph takes it: dense, and with the strides that it was traced for."""
+    if tangent.layout is not torch.strided:
+        tangent = tangent.to_dense()
+    return tangent.resolve_conj().resolve_neg().contiguous(memory_format=layout)
+
+
+def zeros(form: tuple[Any, ...], layout: torch.memory_format) -> torch.Tensor:
+    """Return the gradient of a loss that does not depend on a root."""
+    sizes, dtype, device = form
+    return torch.zeros(sizes, dtype=dtype, device=device).contiguous(memory_format=layout)
+
+
+def attach(
+    backward: Backward,
+    roots: Sequence[torch.Tensor],
+    saved: list[torch.Tensor],
+    saved_roots: Sequence[int],
+    numbers: Sequence[Any],
+    wanted: Sequence[torch.Tensor],
+) -> tuple[torch.Tensor, ...]:
+    """Tell autograd how the gradients of some tensors are computed.
+
+    Args:
+        backward: What computes them.
+        roots: The tensors that the forward half made.
+        saved: What else of it the backward needs.
+        saved_roots: The roots that it needs.
+        numbers: The numbers that it needs.
+        wanted: The inputs that get gradients.
+
+    Returns:
+        The roots, as results of the inputs.
+    """
+    with torch.enable_grad():
+        attached: tuple[torch.Tensor, ...] = _Served.apply(
+            backward, roots, saved, saved_roots, numbers, *wanted
+        )
+    return attached
+
+
+class _Served(torch.autograd.Function):
+    """A call that has been served, as autograd sees it."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        backward: Backward,
+        roots: Sequence[torch.Tensor],
+        saved: list[torch.Tensor],
+        saved_roots: Sequence[int],
+        numbers: Sequence[Any],
+        *wanted: torch.Tensor,
+    ) -> tuple[torch.Tensor, ...]:
+        del wanted
+        # What a backend returns may be a view of memory of its own; autograd would take care of it.
+        plain = tuple(root.data for root in roots)
+        ctx.save_for_backward(*saved, *(plain[i] for i in saved_roots))
+        ctx.set_materialize_grads(False)
+        ctx.served_by, ctx.numbers = backward, numbers
+        ctx.forms = [(root.shape, root.dtype, root.device) for root in plain]
+        return plain
+
+    @staticmethod
+    def backward(ctx: Any, *tangents: torch.Tensor | None) -> tuple[Any, ...]:
+        backward: Backward = ctx.served_by
+        saved = ctx.saved_tensors
+        ctx.maybe_clear_saved_tensors()
+        gradients = backward(saved, ctx.numbers, tangents, ctx.forms)
+        if torch.is_grad_enabled():
+            gradients = _differentiated_once(backward.name, gradients)
+        return (None, None, None, None, None, *gradients)
+
+
+def _differentiated_once(name: str, gradients: Sequence[Any]) -> Sequence[Any]:
+    """Return gradients that raise when somebody asks for theirs."""
+    anchor = torch.empty(0, requires_grad=True)
+    return [None if g is None else _Once.apply(name, anchor, g) for g in gradients]
+
+
+class _Once(torch.autograd.Function):
+    """A gradient that cannot be differentiated."""
+
+    @staticmethod
+    def forward(ctx: Any, name: str, anchor: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
+        del anchor
+        ctx.name = name
+        return gradient.data
+
+    @staticmethod
+    def backward(ctx: Any, *_: Any) -> Any:
+        raise DoubleBackward(
+            f"a gradient of a gradient is asked of {ctx.name}, which was served from a graph",
+            remedy="Compute the first gradient inside the compiled function, "
+            "or call the original for this",
+        )

@@ -1,0 +1,150 @@
+"""PyTorch's private names about autograd, all of them, and the partitioner of joint graphs."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Literal
+
+import torch
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.fx import GraphModule
+
+__all__ = [
+    "Partitioner",
+    "anchored",
+    "edge_of",
+    "has_gradient_hooks",
+    "has_saved_tensor_hooks",
+    "in_this_thread",
+    "is_plain_view",
+    "partitioned",
+    "without_autocast",
+]
+
+Partitioner = Literal["min_cut", "default"]
+
+_top_hooks = torch._C._autograd._top_saved_tensors_default_hooks
+
+
+def has_saved_tensor_hooks() -> bool:
+    """Whether somebody, such as a checkpoint, intercepts what autograd saves in this thread."""
+    return _top_hooks(True) is not None
+
+
+def has_gradient_hooks(tensor: torch.Tensor) -> tuple[int, int]:
+    """Return how many hooks wait for a tensor's gradient: when it is known, when it is added."""
+    after = getattr(tensor, "_post_accumulate_grad_hooks", None)
+    return len(tensor._backward_hooks or ()), len(after or ())
+
+
+@contextlib.contextmanager
+def in_this_thread() -> Iterator[None]:
+    """Have autograd run backward functions in the thread that asks for gradients."""
+    with torch.autograd.set_multithreading_enabled(False):
+        yield
+
+
+@contextlib.contextmanager
+def without_autocast() -> Iterator[None]:
+    """Switch autocast off, as a backward outside an autocast region finds it."""
+    with torch._C._DisableAutocast():
+        yield
+
+
+class _Anchor(torch.autograd.Function):
+    """Stands for whatever computed an input before the call."""
+
+    @staticmethod
+    def forward(ctx: Any, past: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
+        del past
+        ctx.mark_dirty(tensor)
+        return tensor
+
+    @staticmethod
+    def backward(ctx: Any, *_: Any) -> Any:
+        del ctx
+        raise PastInput
+
+
+class PastInput(Exception):
+    """A backward went on to what computed an input before the call."""
+
+
+def anchored(fake: torch.Tensor) -> torch.Tensor:
+    """Let a fake need gradients as a tensor does that was computed before the call.
+
+    A backward that goes past it raises `PastInput`.
+    """
+    with torch.enable_grad():
+        result: torch.Tensor = _Anchor.apply(torch.empty(0, requires_grad=True), fake)
+    return result
+
+
+def edge_of(tensor: torch.Tensor) -> GradientEdge:
+    """Return where autograd hands over the gradient of a tensor as it is now."""
+    return get_gradient_edge(tensor)
+
+
+_VIEWS = frozenset(
+    f"{name}Backward{number}"
+    for number in range(4)
+    for name in (
+        "Alias",
+        "AsStrided",
+        "Diagonal",
+        "Expand",
+        "Permute",
+        "ReshapeAlias",
+        "Select",
+        "Slice",
+        "Split",
+        "SplitWithSizes",
+        "Squeeze",
+        "T",
+        "Transpose",
+        "Unbind",
+        "Unfold",
+        "Unsqueeze",
+        "View",
+    )
+)
+"""Autograd's names for views whose gradient is that of a view by strides."""
+
+
+def is_plain_view(tensor: torch.Tensor, base: torch.Tensor) -> bool:
+    """Whether views alone lead from one tensor to the other, as autograd sees it."""
+    if not base.requires_grad:
+        return False
+    node, end = tensor.grad_fn, edge_of(base).node
+    while node is not None and node is not end and node.name() in _VIEWS:
+        node = node.next_functions[0][0]
+    return node is end
+
+
+def partitioned(
+    joint: GraphModule, forward_outputs: int, partitioner: Partitioner
+) -> tuple[GraphModule, GraphModule]:
+    """Split a joint graph into its forward and its backward half.
+
+    The forward half returns what the joint graph returns first, then what the backward half needs,
+    which it takes under the same names, before the tangents.
+
+    Args:
+        joint: A functional graph; inputs named ``tangents_...`` belong to the backward half.
+        forward_outputs: How many of its outputs belong to the forward half.
+        partitioner: ``min_cut`` computes again what is cheaper to compute than to keep
+            (``torch._functorch.partitioners.min_cut_rematerialization_partition``); ``default``
+            keeps everything.
+    """
+    from torch._functorch import partitioners
+
+    split: Callable[..., Any] = _PARTITIONERS[partitioner](partitioners)
+    forward, backward = split(joint, (), num_fwd_outputs=forward_outputs)
+    return forward, backward
+
+
+_PARTITIONERS: Mapping[str, Callable[[Any], Any]] = {
+    "min_cut": lambda module: module.min_cut_rematerialization_partition,
+    "default": lambda module: module.default_partition,
+}

@@ -1,0 +1,199 @@
+"""Gradients of what a call returns: the second half of a joint graph."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import attrs
+import torch
+from torch.fx import GraphModule, Node
+
+from torchbay._observe import Observation, OpRecorder, ProfileRecorder, Snapshot, profiled
+from torchbay._reason import CannotServe
+from torchbay._torch_autograd import edge_of, in_this_thread, is_plain_view, without_autocast
+from torchbay._torch_compat import storage_id
+from torchbay._trace._modes import OpTracer
+
+__all__ = ["Differentiation", "Joint", "with_tangents"]
+
+
+@attrs.frozen(eq=False)
+class Joint:
+    """What the graph of a call has besides when its result needs gradients.
+
+    After results and gates it returns its *roots*, the tensors that autograd differentiates, then
+    the gradients. It takes a *tangent* for each root, the gradient of a loss by it, after the
+    inputs and numbers.
+
+    Attributes:
+        roots: The fakes of the roots.
+        tangents: What stands for the tangents.
+        root_of: The root that each result is, or is a view of; none for results that need no
+            gradient and for views of inputs.
+        written: The inputs whose new value is a root.
+        wanted: The inputs that get the gradients, in order.
+        profile: What user code the backward ran.
+    """
+
+    roots: tuple[torch.Tensor, ...]
+    tangents: tuple[torch.Tensor, ...]
+    root_of: Mapping[int, int]
+    written: Mapping[int, int]
+    wanted: tuple[int, ...]
+    profile: ProfileRecorder
+
+
+class Differentiation:
+    """Adds gradients to a trace.
+
+    Attributes:
+        joint: What it adds, once it is known; None if there is nothing to differentiate.
+        differentiable: The results that need gradients, views of inputs among them.
+    """
+
+    def __init__(
+        self, observation: Observation, paths: Sequence[str], fakes: Sequence[Any]
+    ) -> None:
+        """Look at the inputs before the call runs.
+
+        Args:
+            observation: The observed call.
+            paths: The paths of the tensors among the inputs.
+            fakes: What stands for them.
+        """
+        self.joint: Joint | None = None
+        self.differentiable: frozenset[int] = frozenset()
+        self._observation = observation
+        self._paths = paths
+        self._fakes = fakes
+        self._edges = {i: edge_of(fake) for i, fake in enumerate(fakes) if fake.requires_grad}
+
+    def outputs(self, made: Sequence[Any], tracer: OpTracer) -> list[Any]:
+        """Return what the joint graph returns after results and gates: roots, tangents, gradients.
+
+        Args:
+            made: The tensors and numbers of the result.
+            tracer: The mode that is active while the call is traced.
+
+        Raises:
+            CannotServe: A result shares memory in a way that its gradient does not follow, or the
+                backward does what no graph can do.
+        """
+        tensors = {i: m for i, m in enumerate(made) if isinstance(m, torch.Tensor)}
+        needing = {i: tensor for i, tensor in tensors.items() if tensor.requires_grad}
+        self.differentiable = frozenset(needing)
+        roots = _Roots(needing, self._fakes, self._paths)
+        written_roots = {i: roots.add(self._fakes[i]) for i in self._written()}
+        if not roots.found:
+            return []
+        tangents = [tracer.tangent_of(root) for root in roots.found]
+        profile = ProfileRecorder(OpRecorder())
+        gradients = self._gradients(roots.found, tangents, tracer, profile)
+        wanted = [i for i, g in zip(self._edges, gradients, strict=True) if g is not None]
+        self.joint = Joint(
+            tuple(roots.found), tuple(tangents), roots.of, written_roots, tuple(wanted), profile
+        )
+        return [*roots.found, *tangents, *(g for g in gradients if g is not None)]
+
+    def _written(self) -> list[int]:
+        """Return the inputs that the call gave another history."""
+        now = {i: edge_of(self._fakes[i]).node for i in self._edges}
+        return [i for i, edge in self._edges.items() if now[i] is not edge.node]
+
+    def _gradients(
+        self,
+        roots: Sequence[torch.Tensor],
+        tangents: Sequence[torch.Tensor],
+        tracer: OpTracer,
+        profile: ProfileRecorder,
+    ) -> Sequence[torch.Tensor | None]:
+        if not self._edges:
+            raise CannotServe("its result needs gradients, and none of its inputs does")
+        before = Snapshot.of(self._observation.reach)
+        with tracer.backward(), in_this_thread(), without_autocast(), profiled(profile):
+            gradients = torch.autograd.grad(
+                roots, [*self._edges.values()], tangents, allow_unused=True
+            )
+        for obstacle in profile.obstacles:
+            raise CannotServe(f"its backward: {obstacle.what}", where=obstacle.where)
+        changes = [c for effect in before.effects() for c in effect.changes]
+        for change in (*changes, *profile.effects):
+            raise CannotServe(f"its backward changes Python state: {change.path}")
+        return gradients
+
+
+class _Roots:
+    """Which tensors to differentiate, so that every result with a gradient is one or a view of one.
+
+    Attributes:
+        found: The roots.
+        of: The root of each result that has one.
+    """
+
+    def __init__(
+        self, needing: Mapping[int, torch.Tensor], fakes: Sequence[Any], paths: Sequence[str]
+    ) -> None:
+        self.found: list[torch.Tensor] = []
+        self.of: dict[int, int] = {}
+        self._inputs = collections.defaultdict(list)
+        for position, fake in enumerate(fakes):
+            self._inputs[storage_id(fake)].append((fake, paths[position]))
+        groups: dict[int, list[int]] = collections.defaultdict(list)
+        for position, value in needing.items():
+            groups[storage_id(value)].append(position)
+        for storage, positions in groups.items():
+            members = [needing[position] for position in positions]
+            if storage in self._inputs:
+                self._refuse_others(members, storage)
+                continue
+            root = self.add(_common_base(members))
+            self.of |= dict.fromkeys(positions, root)
+
+    def add(self, root: torch.Tensor) -> int:
+        """Add a root; return its position."""
+        self.found.append(root)
+        return len(self.found) - 1
+
+    def _refuse_others(self, members: Sequence[torch.Tensor], storage: int) -> None:
+        """Refuse what lies in an input's memory and is no view of it: views are made anew."""
+        for member in members:
+            inputs = self._inputs[storage]
+            if len(inputs) > 1 or not is_plain_view(member, inputs[0][0]):
+                raise CannotServe(
+                    f"its result shares memory with {inputs[0][1]} and has a gradient of its own"
+                )
+
+
+def _common_base(members: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Return what results in one piece of memory are views of."""
+    first, *others = members
+    if not others:
+        return first
+    base = first._base if first._is_view() else first  # noqa: SLF001 - documented names
+    if base is None or not all(m is base or is_plain_view(m, base) for m in members):
+        raise CannotServe("two of its results share memory and have gradients of their own")
+    return base
+
+
+def with_tangents(module: GraphModule, joint: Joint, first: int) -> GraphModule:
+    """Return a joint graph that takes its tangents, which it returned as traced.
+
+    Args:
+        module: The graph as traced.
+        joint: What it returns.
+        first: The position of the tangents among its outputs.
+    """
+    graph, end = module.graph, first + len(joint.tangents)
+    returned: list[Node] = list(graph.output_node().args[0])  # type: ignore[arg-type]
+    graph.output_node().args = ((*returned[:first], *returned[end:]),)
+    first_operator = next(node for node in graph.nodes if node.op != "placeholder")
+    for number, node in enumerate(returned[first:end]):
+        with graph.inserting_before(first_operator):
+            tangent = graph.placeholder(f"tangents_{number}")
+        tangent.meta = dict(node.meta)
+        node.replace_all_uses_with(tangent)
+        graph.erase_node(node)
+    module.recompile()
+    return module
