@@ -8,7 +8,7 @@ from types import CellType
 from typing import Any
 
 from torchbay._call import Call, Item
-from torchbay._observe import Holder, Reading, has_attributes
+from torchbay._observe import GradientPlace, Holder, Reading, has_attributes
 from torchbay._source import Names
 from torchbay._structure import key_source
 
@@ -25,8 +25,10 @@ class Access:
         self._owners = {id(h.owner): h for h in watched if not h.is_namespace}
         self._references: dict[int, weakref.ref[Any]] = {}
 
-    def of(self, place: Item | Reading) -> str:
+    def of(self, place: Item | Reading | GradientPlace) -> str:
         """Return an expression for a place's current value."""
+        if isinstance(place, GradientPlace):
+            return f"{self.of(place.owner)}.grad"
         if isinstance(place, Item):
             return place.access
         holder = self.container(self._holders[id(place.holder)])

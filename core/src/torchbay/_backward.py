@@ -21,7 +21,7 @@ from torchbay._torch_compat import plain_execution
 from torchbay._torch_symbols import symbols_of
 from torchbay.errors import DoubleBackward
 
-__all__ = ["Backward", "attach"]
+__all__ = ["Backward", "attach", "spent"]
 
 Run = Callable[[Sequence[Any], Sequence[Any], Sequence[Any], Sequence[Any]], Sequence[Any]]
 """From what was saved, numbers, tangents and the forms of the roots to gradients."""
@@ -254,4 +254,29 @@ class _Once(torch.autograd.Function):
             f"a gradient of a gradient is asked of {ctx.name}, which was served from a graph",
             remedy="Compute the first gradient inside the compiled function, "
             "or call the original for this",
+        )
+
+
+def spent(result: torch.Tensor) -> torch.Tensor:
+    """Return a result whose gradients a backward inside the call has used up."""
+    with torch.enable_grad():
+        made: torch.Tensor = _Spent.apply(torch.empty(0, requires_grad=True), result)
+    return made
+
+
+class _Spent(torch.autograd.Function):
+    """A result that has a history, and nothing to compute gradients from."""
+
+    @staticmethod
+    def forward(ctx: Any, anchor: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
+        del ctx, anchor
+        return result.data
+
+    @staticmethod
+    def backward(ctx: Any, *_: Any) -> Any:
+        # As PyTorch says it.
+        raise RuntimeError(
+            "Trying to backward through the graph a second time (or directly access saved tensors "
+            "after they have already been freed). The call has run backward() itself; specify "
+            "retain_graph=True there if you need to backward through its result."
         )

@@ -15,6 +15,8 @@ from collections.abc import Callable, Mapping
 from types import CodeType
 from typing import Any
 
+import torch
+
 from torchbay._build import compiling
 from torchbay._call import Call, refuse_unusable
 from torchbay._guards import guards_of_call
@@ -29,7 +31,7 @@ from torchbay._source import definition
 from torchbay._specialization import EagerRoute, Specialization
 from torchbay._specialize import Specializer, refuse_obstacles
 from torchbay._symbolic import Declarations
-from torchbay._torch_compat import import_tracer, is_inside_trace
+from torchbay._torch_compat import has_saved_tensor_hooks, import_tracer, is_inside_trace
 from torchbay._trace import subclass_among
 from torchbay._tree import MISS
 from torchbay.errors import NotServed, RecompileLimit, TorchbayError, TorchbayWarning
@@ -40,6 +42,10 @@ __all__ = ["Dispatcher", "Entry", "live_dispatchers"]
 Entry = Specialization | EagerRoute
 Observe = Callable[[Call, Reach], Observation]
 
+_UNDER_HOOKS = Reason(
+    "hooks on what autograd saves are active around the call, such as a checkpoint's",
+    remedy="Compile what holds the checkpoint, or call it outside",
+)
 _MOST_LEAVES = 64
 _MOST_BUILDS = 256
 
@@ -106,6 +112,8 @@ class Dispatcher:
         run: Observe,
     ) -> Any:
         """Serve a call that no specialization covers, and add one that does."""
+        if torch.is_grad_enabled() and has_saved_tensor_hooks():
+            return self._undescribed(_UNDER_HOOKS, args, kwargs, run)
         group = self._group_of(args, kwargs)
         if (limit := self._limit(group)) is not None:
             return self._past_limit(limit, args, kwargs, run)

@@ -161,7 +161,7 @@ class Specializer:
         Raises:
             CannotServe: There is none that can.
         """
-        what = f"backend {backend.name!r} claims no training, and the result needs gradients"
+        what = f"backend {backend.name!r} claims no training, and the call needs gradients"
         notify("torchbay_declined", DeclineReport(self.name, backend.name, what))
         if self.settings.fallback not in (None, ...):
             fallback = choose(self.settings.fallback)
@@ -322,11 +322,12 @@ def _report(name: str, leaf: Leaf) -> CompileReport:
 
 
 def needs_training(call: Call, observation: Observation) -> bool:
-    """Whether a call makes something that needs gradients."""
+    """Whether a call makes something that needs gradients, or leaves gradients somewhere."""
     places: list[Place] = [*call.tensors, *observation.reach.tensors()]
     inputs = {id(place.value) for place in places}
     made = tensors_in(observation.made)
-    return any(tensor.requires_grad and id(tensor) not in inputs for tensor in made)
+    needs = any(tensor.requires_grad and id(tensor) not in inputs for tensor in made)
+    return needs or observation.leaves_gradients
 
 
 def refuse_obstacles(call: Call, observation: Observation) -> None:

@@ -15,22 +15,15 @@ __all__ = [
     "anchored",
     "edge_of",
     "has_gradient_hooks",
-    "has_saved_tensor_hooks",
     "in_this_thread",
+    "is_about_spent_graph",
     "is_plain_view",
+    "is_spent",
     "partitioned",
     "without_autocast",
 ]
 
 Partitioner = Literal["min_cut", "default"]
-
-_top_hooks = torch._C._autograd._top_saved_tensors_default_hooks
-
-
-def has_saved_tensor_hooks() -> bool:
-    """Whether somebody, such as a checkpoint, intercepts what autograd saves in this thread."""
-    return _top_hooks(True) is not None
-
 
 def has_gradient_hooks(tensor: torch.Tensor) -> tuple[int, int]:
     """Return how many hooks wait for a tensor's gradient: when it is known, when it is added."""
@@ -120,6 +113,38 @@ def is_plain_view(tensor: torch.Tensor, base: torch.Tensor) -> bool:
     while node is not None and node is not end and node.name() in _VIEWS:
         node = node.next_functions[0][0]
     return node is end
+
+
+_SPENT = "second time"
+
+
+def is_about_spent_graph(error: RuntimeError) -> bool:
+    """Whether autograd raised because a backward has let go of what it needs."""
+    return _SPENT in str(error)
+
+
+def is_spent(tensor: torch.Tensor) -> bool:
+    """Whether a backward has let go of what the gradient of a tensor is computed from."""
+    pending, seen = [tensor.grad_fn], set()
+    while pending:
+        node = pending.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if _has_let_go(node):
+            return True
+        pending += [following for following, _ in node.next_functions]
+    return False
+
+
+def _has_let_go(node: Any) -> bool:
+    saved = [name for name in dir(node) if name.startswith("_raw_saved") or name == "saved_tensors"]
+    try:
+        for name in saved:
+            getattr(node, name.replace("_raw", ""))
+    except RuntimeError as error:
+        return is_about_spent_graph(error)
+    return False
 
 
 def partitioned(

@@ -40,6 +40,7 @@ __all__ = [
     "functionalized",
     "global_module_hooks",
     "has_effect_token",
+    "has_saved_tensor_hooks",
     "import_tracer",
     "inference_execution",
     "is_dynamo_entry",
@@ -358,6 +359,14 @@ def fake_tolist(answer: Callable[[torch.Tensor], Any]) -> Iterator[None]:
         FakeTensor.tolist = before  # type: ignore[method-assign]
 
 
+_top_saved_tensor_hooks = torch._C._autograd._top_saved_tensors_default_hooks
+
+
+def has_saved_tensor_hooks() -> bool:
+    """Whether somebody, such as a checkpoint, intercepts what autograd saves in this thread."""
+    return _top_saved_tensor_hooks(True) is not None
+
+
 _dispatch_modes = torch._C._len_torch_dispatch_stack
 _functorch_level = torch._C._functorch.peek_interpreter_stack
 _function_modes = torch._C._len_torch_function_stack
@@ -389,14 +398,19 @@ def function_modes() -> list[Any]:
 
 
 def ambient_state_guard() -> Callable[[], bool]:
-    """Return a check that grad mode, autocast, default dtype, determinism and the like are as now."""
+    """Return a check that grad mode, autocast, default dtype, determinism and the like are as now.
+
+    It fails while autograd saves under hooks, whatever is the case now.
+    """
     same_state = GlobalStateGuard().check
     is_inference = torch.is_inference_mode_enabled
     inference, modes, device = is_inference(), _function_modes(), torch.get_default_device()
+    saves = torch.is_grad_enabled()
 
     def ambient_state_is_unchanged() -> bool:
         return (
             same_state()
+            and not (saves and _top_saved_tensor_hooks(True))
             and is_inference() is inference
             and _function_modes() == modes
             and (modes == 0 or torch.get_default_device() == device)

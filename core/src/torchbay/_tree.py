@@ -14,7 +14,7 @@ from typing import Any
 import attrs
 import torch
 
-from torchbay._backward import Backward, attach
+from torchbay._backward import Backward, attach, spent
 from torchbay._build import Built
 from torchbay._guards import GuardFunction, compile_source
 from torchbay._lower import INPUTS, LAST, ROOTS, Lowered, Part, Place, Source, Stage
@@ -367,10 +367,11 @@ def _emit_leaf(
     trace, lowered = path.trace, path.lowered
     route = _Route(path, forks, is_leaf=True)
     results = [route.source(result) for result in lowered.results]
+    results = [f"spent({r})" if i in trace.spent else r for i, r in enumerate(results)]
     following = [
         *(f"inputs[{i}].copy_({route.source(value)})" for i, value in lowered.written),
         *_autograd_lines(path, route),
-        *_result_lines(results, is_differentiable=bool(trace.differentiable)),
+        *_result_lines(results, is_differentiable=bool(trace.differentiable - trace.spent)),
         *trace.effects,
     ]
     is_keeping = any("inputs[" in line for line in (*following, trace.result))
@@ -482,6 +483,7 @@ def _emitted(
         "left": _left,
         "mismatches": guards.mismatches,
         "attach": attach,
+        "spent": spent,
         "execute": built.executable.run if built is not None else None,
         "inference_execution": inference_execution,
         "match": guards.match,

@@ -57,6 +57,8 @@ def guards_of_graph(
     call: Call, observation: Observation, trace: Trace, written: Sequence[int]
 ) -> GuardFunction:
     """Guard everything a graph relied on: the call, the Python values read, tensors, sizes."""
+    if trace.joint is not None:
+        observation = observation.running(trace.joint.profile)
     names = _names(call)
     access = Access(names, observation.watched, call)
     with observation.as_before():
@@ -68,9 +70,21 @@ def guards_of_graph(
             *(EnvironmentGuard(name, value) for name, value in observation.environment.items()),
             *(LevelGuard(*asked, answer) for asked, answer in observation.levels.items()),
             *([FastPathGuard()] if observation.reads_fast_path else []),
+            *_missing_gradients(observation, trace.inputs, access),
         ]
         answers = answer_guards(trace.inputs, observation, access)
         return _emitted(call, access, read, trace.inputs, written, names, trace, [*answers])
+
+
+def _missing_gradients(
+    observation: Observation, inputs: Sequence[Input], access: Access
+) -> Iterable[Guard]:
+    """Guard that tensors hold no gradient where the call, which looked, found none."""
+    places = {id(entry.tensor): entry.places[0] for entry in inputs}
+    for gradient in observation.gradients:
+        place = places.get(id(gradient.tensor))
+        if place is not None and gradient.before is None:
+            yield ValueGuard(f"{place.path}.grad", f"{access.of(place)}.grad", None)
 
 
 def guards_of_call(call: Call) -> GuardFunction:

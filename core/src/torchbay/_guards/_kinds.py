@@ -15,7 +15,7 @@ import torch
 
 from torchbay._source import Names
 from torchbay._structure import Form, keys_test, same_value, take_apart, value_test
-from torchbay._torch_compat import fast_path_enabled, function_mode_count
+from torchbay._torch_compat import fast_path_enabled, function_mode_count, has_saved_tensor_hooks
 
 __all__ = [
     "CANNOT_LOOK",
@@ -670,6 +670,7 @@ def ambient_values() -> dict[str, Any]:
         "float32 matmul precision": torch.get_float32_matmul_precision(),
         "thread count": torch.get_num_threads(),
         "modes over torch's functions": function_mode_count(),
+        "hooks on what autograd saves": torch.is_grad_enabled() and has_saved_tensor_hooks(),
     }
     for device in ("cpu", "cuda"):
         if torch.is_autocast_enabled(device):

@@ -20,6 +20,7 @@ from torchbay._observe._arguments import argument_holders, hidden_argument_chang
 from torchbay._observe._branches import BranchWatch
 from torchbay._observe._direct import DirectCalls
 from torchbay._observe._effects import EffectHistory, counts
+from torchbay._observe._gradients import Gradient, GradientPlace, Gradients
 from torchbay._observe._inside import Inside
 from torchbay._observe._names import attribute_obstacles, named_attributes, version_obstacles
 from torchbay._observe._ops import (
@@ -48,6 +49,7 @@ from torchbay._observe._rehearsal import (
 from torchbay._observe._snapshot import ABSENT, Change, Effect, Snapshot, is_same, put
 from torchbay._observe._state import has_attributes, is_unwatchable
 from torchbay._reason import Reason
+from torchbay._torch_autograd import has_gradient_hooks, in_this_thread
 from torchbay._torch_compat import compiler_flag, operators_called_directly
 from torchbay._torch_encoder import padded_encoders
 
@@ -62,6 +64,8 @@ __all__ = [
     "Effect",
     "EffectHistory",
     "Gate",
+    "Gradient",
+    "GradientPlace",
     "Holder",
     "Inside",
     "Observation",
@@ -110,6 +114,8 @@ class Observation:
         levels: The loggers that were asked whether a level is enabled, with the answers.
         names: What the code that ran can name; None if anything.
         reads_fast_path: Whether an encoder would drop padding only with its fast path enabled.
+        gradients: What every leaf held as its gradient before and after, if the call had to do
+            with gradients that stay.
     """
 
     result: Any
@@ -126,6 +132,7 @@ class Observation:
     levels: Mapping[tuple[Logger, int], bool]
     names: frozenset[str] | None
     reads_fast_path: bool
+    gradients: tuple[Gradient, ...]
 
     @property
     def record(self) -> int:
@@ -153,7 +160,29 @@ class Observation:
     def made(self) -> list[Any]:
         """What the call returned and what it left in containers."""
         written = (change.after for effect in self.effects for change in effect.changes)
-        return [self.result, *written]
+        return [self.result, *written, *(g.after for g in self.gradients)]
+
+    @property
+    def leaves_gradients(self) -> bool:
+        """Whether the call left gradients on its tensors."""
+        return any(g.is_changed and g.after is not None for g in self.gradients)
+
+    def running(self, profile: ProfileRecorder) -> Observation:
+        """Return the observation of a call that runs this code as well, in its backward."""
+        if not profile.user_codes:
+            return self
+        more = profile.names()
+        names = None if self.names is None or more is None else self.names | more
+        self.reach.add_globals(profile.user_codes)
+        self.reach.complete()
+        return attrs.evolve(
+            self,
+            watched=tuple(self.reach.watched(names, _written_by(self.effects))),
+            codes={**self.codes, **profile.user_codes},
+            environment={**self.environment, **profile.environment},
+            levels={**self.levels, **profile.levels},
+            names=names,
+        )
 
     def as_before(self) -> AbstractContextManager[None]:
         """Look at Python state as the call found it."""
@@ -181,6 +210,7 @@ def observe(call: Call, reach: Reach) -> Observation:
         compiler_flag(),
         operators_called_directly(direct),
         padded_encoders(),
+        in_this_thread(),
         recorder,
         profiled(profile),
     ):
@@ -214,6 +244,7 @@ def observe(call: Call, reach: Reach) -> Observation:
         profile.levels,
         names,
         profile.reads_fast_path,
+        tuple(tensors.gradients.after(frozenset(recorder.used))),
     )
 
 
@@ -221,12 +252,17 @@ def rehearse(call: Call, reach: Reach) -> Observation:
     """Observe a call, then undo what it wrote to tensors, Python state and random generators."""
     snapshot = Snapshot([*reach.holders.values(), *argument_holders(call)])
     undo = WriteUndo()
+    gradients: tuple[Gradient, ...] = ()
     try:
         with unmoved_generators(), python_randomness_kept(), undo:
-            return observe(call, reach)
+            observation = observe(call, reach)
+            gradients = observation.gradients
+            return observation
     finally:
         undo.undo()
         snapshot.restore()
+        for gradient in gradients:
+            gradient.tensor.grad = gradient.before
 
 
 def _written_by(effects: Sequence[Effect]) -> Callable[[Holder, Any], bool]:
@@ -282,8 +318,7 @@ class _Tensors:
         self.lazy = [place.path for place in found if is_lazy(place.value)]
         places = [place for place in found if not is_lazy(place.value)]
         self._before = [(p.path, p.value, _facts(p.value)) for p in places]
-        # Kept, so that no other gradient gets the identity of one of these.
-        self._gradients = [p.value.grad for p in places if p.value.is_leaf]
+        self.gradients = Gradients(places)
 
     def obstacles(self) -> list[Reason]:
         """Return why a call that did this to its tensors cannot be in a graph."""
@@ -299,7 +334,7 @@ def _facts(tensor: torch.Tensor) -> dict[str, Any]:
     is_strided = tensor.layout is torch.strided
     has_data = is_strided and not tensor.is_meta
     return {
-        "gradient": id(tensor.grad) if tensor.is_leaf else None,
+        "hooks": has_gradient_hooks(tensor),
         "attributes": [(name, id(value)) for name, value in vars(tensor).items()],
         "shape": tuple(tensor.shape),
         "strides": tensor.stride() if is_strided else None,

@@ -57,8 +57,6 @@ _TENSOR_CODE = {
         "formatting a tensor": torch.Tensor.__format__,
         "DLPack export": torch.Tensor.__dlpack__,
         "share_memory_()": torch.Tensor.share_memory_,
-        "register_hook()": torch.Tensor.register_hook,
-        "backward()": torch.Tensor.backward,
         "storage()": torch.Tensor.storage,
     }.items()
 }

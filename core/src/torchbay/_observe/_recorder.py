@@ -20,19 +20,28 @@ from torchbay._observe._ops import (
 )
 from torchbay._reason import Reason
 from torchbay._source import user_line
+from torchbay._structure import tensors_in
 from torchbay._torch_compat import ObservingDispatchMode, has_effect_token, leave_mode
 
 __all__ = ["OpRecorder"]
 
 
 class OpRecorder(ObservingDispatchMode):
-    """Logs every dispatched operator, and the outcome of every data-dependent read."""
+    """Logs every dispatched operator, and the outcome of every data-dependent read.
+
+    Attributes:
+        ops: The operators.
+        gates: The reads.
+        obstacles: What no graph can do.
+        used: Identities of the tensors that operators were given; others may have got them since.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.ops: list[OpRecord] = []
         self.gates: list[Gate] = []
         self.obstacles: list[Reason] = []
+        self.used: set[int] = set()
         self.inside = Inside()
         self.has_left = False
         self.is_rehearsed = False
@@ -67,6 +76,7 @@ class OpRecorder(ObservingDispatchMode):
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
     ) -> None:
         where = user_line()
+        self.used.update(map(id, tensors_in((args, kwargs))))
         if is_control_flow(func):
             self._record_control_flow(func, args, where)
         if has_effect_token(func):

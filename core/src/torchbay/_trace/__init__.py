@@ -13,6 +13,7 @@ from torch.nn.parameter import is_lazy
 
 from torchbay._call import Call, Item, Place, is_usable
 from torchbay._observe import (
+    GradientPlace,
     Observation,
     Reach,
     Reading,
@@ -23,7 +24,7 @@ from torchbay._reason import CannotServe, Reason
 from torchbay._source import Names, is_user_file, user_line
 from torchbay._structure import is_plain, tensors_in
 from torchbay._symbolic import Declarations, Symbolic
-from torchbay._torch_autograd import PastInput, anchored
+from torchbay._torch_autograd import PastInput, anchored, in_this_thread
 from torchbay._torch_compat import (
     compiler_flag,
     fake_tolist,
@@ -44,6 +45,7 @@ from torchbay._trace._agreement import check_agreement
 from torchbay._trace._branches import refuse_captured
 from torchbay._trace._epilogue import Epilogue
 from torchbay._trace._gates import GateAnswers, TracedGate
+from torchbay._trace._gradients import GradientWriter
 from torchbay._trace._hidden_writes import reveal_hidden_writes
 from torchbay._trace._joint import Differentiation, Joint, with_tangents
 from torchbay._trace._modes import OpTracer, Substitution
@@ -70,6 +72,7 @@ RESERVED = (
     "remake",
     "attach",
     "backward",
+    "spent",
     "execute",
     "fork",
     "leaf",
@@ -97,7 +100,7 @@ class Input:
     """One input of the graph: a tensor, and every place the program has it from."""
 
     tensor: torch.Tensor
-    places: tuple[Item | Reading, ...]
+    places: tuple[Item | Reading | GradientPlace, ...]
     is_state: bool
 
     @property
@@ -108,8 +111,13 @@ class Input:
     @property
     def key(self) -> str:
         """Equal for the same place, whatever inputs there are besides it."""
-        first = self.places[0]
-        return f"{id(first.holder)} {first.key!r}" if isinstance(first, Reading) else first.access
+        return _key(self.places[0])
+
+
+def _key(place: Item | Reading | GradientPlace) -> str:
+    if isinstance(place, GradientPlace):
+        return f"{_key(place.owner)}.grad"
+    return f"{id(place.holder)} {place.key!r}" if isinstance(place, Reading) else place.access
 
 
 @attrs.frozen(eq=False)
@@ -133,6 +141,7 @@ class Trace:
         check: Raises CannotServe if more was assumed of numbers than the gates check.
         joint: What else the graph takes and returns if its result needs gradients.
         differentiable: The outputs that need gradients.
+        spent: Those of them whose gradients a backward inside the call has used up.
     """
 
     graph: torch.fx.GraphModule
@@ -150,6 +159,7 @@ class Trace:
     check: Callable[[Any], None]
     joint: Joint | None = None
     differentiable: frozenset[int] = frozenset()
+    spent: frozenset[int] = frozenset()
 
 
 def trace(call: Call, observation: Observation, symbolic: Symbolic) -> Trace:
@@ -177,14 +187,16 @@ def trace(call: Call, observation: Observation, symbolic: Symbolic) -> Trace:
     tracer = OpTracer(by_tensor, answers, known, observation.ops)
     names = Names(*RESERVED, *call.names.values)
     names.values |= call.names.values
-    epilogue = Epilogue(call, observation, positions, names)
-    differentiation = Differentiation(observation, [entry.path for entry in inputs], fakes)
+    paths = [entry.path for entry in inputs]
+    gradients = GradientWriter(observation, [entry.tensor for entry in inputs], paths, fakes)
+    epilogue = Epilogue(call, observation, positions, names, gradients)
+    differentiation = Differentiation(observation, paths, fakes)
     outputs = 0
 
     @contextmanager
     def active() -> Iterator[None]:
         substitution, direct = Substitution(by_tensor, answers, known), operators_called_directly
-        with direct(_call), tracer, substitution, fake_tolist(answers.tolist):
+        with in_this_thread(), direct(_call), tracer, substitution, fake_tolist(answers.tolist):
             yield
 
     def flat(*given: Any) -> list[Any]:
@@ -195,6 +207,7 @@ def trace(call: Call, observation: Observation, symbolic: Symbolic) -> Trace:
         args, kwargs = call.around(_distinct(call, by_tensor), given_numbers)
         epilogue.expect(args, kwargs)
         _put_numbers(observation, stand_ins)
+        gradients.hold()
         with active():
             value = call.function(*args, **kwargs)
         epilogue.read(value)
@@ -230,6 +243,7 @@ def trace(call: Call, observation: Observation, symbolic: Symbolic) -> Trace:
         answers.check_nothing_new,
         joint,
         differentiation.differentiable,
+        differentiation.spent,
     )
 
 
@@ -261,14 +275,32 @@ def _inputs_of(call: Call, observation: Observation) -> list[Input]:
     readings = (r for r in observation.readings if isinstance(r.value, torch.Tensor))
     # One that cannot be used is met, if it is used, as a tensor of unknown origin.
     state = [reading for reading in readings if is_usable(reading.value)]
-    places: dict[int, list[Item | Reading]] = {}
-    found: list[Item | Reading] = [*state, *call.tensors]
+    given = call.tensors
+    found: list[Item | Reading | GradientPlace] = [*state, *_gradients_of(state, observation)]
+    state_ids = {id(place.value) for place in found}
+    found += [*given, *_gradients_of(given, observation)]
+    places: dict[int, list[Item | Reading | GradientPlace]] = {}
     for place in found:
         places.setdefault(id(place.value), []).append(place)
     return [
-        Input(group[0].value, tuple(group), isinstance(group[0], Reading))
-        for group in places.values()
+        Input(group[0].value, tuple(group), key in state_ids) for key, group in places.items()
     ]
+
+
+def _gradients_of(
+    places: Sequence[Item | Reading], observation: Observation
+) -> Iterator[GradientPlace]:
+    """Yield the gradients that the call found on these tensors, if it had to do with them.
+
+    Raises:
+        CannotServe: One has no strides.
+    """
+    before = {id(g.tensor): g.before for g in observation.gradients}
+    for place in places:
+        if (gradient := before.get(id(place.value))) is not None:
+            if not is_usable(gradient):
+                raise CannotServe(f"{place.path}.grad is sparse, nested or quantized")
+            yield GradientPlace(place, gradient)
 
 
 def _numbers_of(call: Call, symbolic: Symbolic) -> tuple[Item, ...]:

@@ -12,6 +12,7 @@ from torchbay._call import Call
 from torchbay._observe import ABSENT, Observation, Snapshot, argument_holders
 from torchbay._source import Names
 from torchbay._trace._effects import EffectWriter, Twins
+from torchbay._trace._gradients import GradientWriter
 from torchbay._trace._result import ResultReader
 
 __all__ = ["Epilogue"]
@@ -26,12 +27,18 @@ class Epilogue:
     """
 
     def __init__(
-        self, call: Call, observation: Observation, positions: Mapping[int, int], names: Names
+        self,
+        call: Call,
+        observation: Observation,
+        positions: Mapping[int, int],
+        names: Names,
+        gradients: GradientWriter,
     ) -> None:
         self.result = ""
         self.effects: tuple[str, ...] = ()
         self._call = call
         self._observation = observation
+        self._gradients = gradients
         self._twins = Twins(call, call)
         self._passed = Snapshot(())
         access = Access(names, observation.watched, call)
@@ -52,7 +59,7 @@ class Epilogue:
     def read(self, result: Any) -> None:
         """Compare what the traced call left and returned with what the observed call did."""
         traced = [*self._observation.before.effects(), *self._passed.effects()]
-        writes = self._writer.writes(traced, self._twins)
+        writes = [*self._writer.writes(traced, self._twins), *self._gradients.writes()]
         values = [(w.path, w.observed, w.traced) for w in writes if w.observed is not ABSENT]
         *sources, self.result = self._reader.expressions(
             [*values, ("result", self._observation.result, result)]

@@ -12,7 +12,13 @@ from torch.fx import GraphModule, Node
 
 from torchbay._observe import Observation, OpRecorder, ProfileRecorder, Snapshot, profiled
 from torchbay._reason import CannotServe
-from torchbay._torch_autograd import edge_of, in_this_thread, is_plain_view, without_autocast
+from torchbay._torch_autograd import (
+    edge_of,
+    is_about_spent_graph,
+    is_plain_view,
+    is_spent,
+    without_autocast,
+)
 from torchbay._torch_compat import storage_id
 from torchbay._trace._modes import OpTracer
 
@@ -51,6 +57,7 @@ class Differentiation:
     Attributes:
         joint: What it adds, once it is known; None if there is nothing to differentiate.
         differentiable: The results that need gradients, views of inputs among them.
+        spent: Those of them whose gradients a backward inside the call has used up.
     """
 
     def __init__(
@@ -65,6 +72,7 @@ class Differentiation:
         """
         self.joint: Joint | None = None
         self.differentiable: frozenset[int] = frozenset()
+        self.spent: frozenset[int] = frozenset()
         self._observation = observation
         self._paths = paths
         self._fakes = fakes
@@ -90,7 +98,13 @@ class Differentiation:
             return []
         tangents = [tracer.tangent_of(root) for root in roots.found]
         profile = ProfileRecorder(OpRecorder())
-        gradients = self._gradients(roots.found, tangents, tracer, profile)
+        try:
+            gradients = self._gradients(roots.found, tangents, tracer, profile)
+        except RuntimeError as error:
+            if not (is_about_spent_graph(error) and all(map(is_spent, roots.found))):
+                raise
+            self.spent = frozenset(roots.of)
+            return []
         wanted = [i for i, g in zip(self._edges, gradients, strict=True) if g is not None]
         self.joint = Joint(
             tuple(roots.found), tuple(tangents), roots.of, written_roots, tuple(wanted), profile
@@ -112,7 +126,7 @@ class Differentiation:
         if not self._edges:
             raise CannotServe("its result needs gradients, and none of its inputs does")
         before = Snapshot.of(self._observation.reach)
-        with tracer.backward(), in_this_thread(), without_autocast(), profiled(profile):
+        with tracer.backward(), without_autocast(), profiled(profile):
             gradients = torch.autograd.grad(
                 roots, [*self._edges.values()], tangents, allow_unused=True
             )
