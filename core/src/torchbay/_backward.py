@@ -197,7 +197,7 @@ def attach(
         attached: tuple[torch.Tensor, ...] = _Served.apply(
             backward, roots, saved, saved_roots, numbers, *wanted
         )
-    return attached
+    return attached[:-1]
 
 
 class _Served(torch.autograd.Function):
@@ -216,35 +216,34 @@ class _Served(torch.autograd.Function):
         del wanted
         # What a backend returns may be a view of memory of its own; autograd would take care of it.
         plain = tuple(root.data for root in roots)
-        ctx.save_for_backward(*saved, *(plain[i] for i in saved_roots))
+        # Leads back to this call, for gradients of gradients to meet it.
+        link = torch.empty(0)
+        ctx.save_for_backward(*saved, *(plain[i] for i in saved_roots), link)
         ctx.set_materialize_grads(False)
         ctx.served_by, ctx.numbers = backward, numbers
         ctx.forms = [(root.shape, root.dtype, root.device) for root in plain]
-        return plain
+        return (*plain, link)
 
     @staticmethod
     def backward(ctx: Any, *tangents: torch.Tensor | None) -> tuple[Any, ...]:
         backward: Backward = ctx.served_by
-        saved = ctx.saved_tensors
+        *saved, link = ctx.saved_tensors
         ctx.maybe_clear_saved_tensors()
-        gradients = backward(saved, ctx.numbers, tangents, ctx.forms)
+        gradients = backward(saved, ctx.numbers, tangents[:-1], ctx.forms)
         if torch.is_grad_enabled():
-            gradients = _differentiated_once(backward.name, gradients)
+            given = (link, *(t for t in tangents if t is not None))
+            gradients = [None if g is None else _Once.apply(backward.name, g, *given) for g in gradients]
         return (None, None, None, None, None, *gradients)
-
-
-def _differentiated_once(name: str, gradients: Sequence[Any]) -> Sequence[Any]:
-    """Return gradients that raise when somebody asks for theirs."""
-    anchor = torch.empty(0, requires_grad=True)
-    return [None if g is None else _Once.apply(name, anchor, g) for g in gradients]
 
 
 class _Once(torch.autograd.Function):
     """A gradient that cannot be differentiated."""
 
     @staticmethod
-    def forward(ctx: Any, name: str, anchor: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
-        del anchor
+    def forward(
+        ctx: Any, name: str, gradient: torch.Tensor, *given: torch.Tensor
+    ) -> torch.Tensor:
+        del given
         ctx.name = name
         return gradient.data
 

@@ -31,6 +31,7 @@ from torchbay._torch_compat import (
     set_node_stack,
 )
 from torchbay._torch_symbols import bind, is_number
+from torchbay._torch_workspaces import keeping_workspace
 from torchbay._trace._branches import free_tensors, lifted
 from torchbay._trace._gates import GateAnswers
 from torchbay._trace._packing import KnownTensors, pack, pad
@@ -149,7 +150,7 @@ class OpTracer(ObservingDispatchMode):
         if is_control_flow(func):
             return self._with_functions(func, args, kwargs)
         if func is not PACK:
-            return func(*args, **kwargs)
+            return keeping_workspace(func, args)(*args, **kwargs)
         padded, lengths, batch_first = args
         data, batch_sizes = pack(padded, self._answers.fixed(elements, [lengths]), batch_first)
         return data, self._known.add(batch_sizes)
