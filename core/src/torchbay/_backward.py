@@ -232,7 +232,9 @@ class _Served(torch.autograd.Function):
         gradients = backward(saved, ctx.numbers, tangents[:-1], ctx.forms)
         if torch.is_grad_enabled():
             given = (link, *(t for t in tangents if t is not None))
-            gradients = [None if g is None else _Once.apply(backward.name, g, *given) for g in gradients]
+            gradients = [
+                None if g is None else _Once.apply(backward.name, g, *given) for g in gradients
+            ]
         return (None, None, None, None, None, *gradients)
 
 
@@ -240,9 +242,7 @@ class _Once(torch.autograd.Function):
     """A gradient that cannot be differentiated."""
 
     @staticmethod
-    def forward(
-        ctx: Any, name: str, gradient: torch.Tensor, *given: torch.Tensor
-    ) -> torch.Tensor:
+    def forward(ctx: Any, name: str, gradient: torch.Tensor, *given: torch.Tensor) -> torch.Tensor:
         del given
         ctx.name = name
         return gradient.data

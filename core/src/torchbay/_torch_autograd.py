@@ -25,6 +25,7 @@ __all__ = [
 
 Partitioner = Literal["min_cut", "default"]
 
+
 def has_gradient_hooks(tensor: torch.Tensor) -> tuple[int, int]:
     """Return how many hooks wait for a tensor's gradient: when it is known, when it is added."""
     after = getattr(tensor, "_post_accumulate_grad_hooks", None)

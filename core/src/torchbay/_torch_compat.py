@@ -33,6 +33,7 @@ __all__ = [
     "compiled_name",
     "compiler_flag",
     "fake_tensor_mode",
+    "fakes_as_tensors",
     "fake_tolist",
     "fast_path_enabled",
     "function_mode_count",
@@ -545,6 +546,20 @@ def trace_to_graph(
     with preserve_node_meta():
         graph: torch.fx.GraphModule = tracer(*inputs)
     return graph
+
+
+@contextlib.contextmanager
+def fakes_as_tensors() -> Iterator[None]:
+    """Let functions that work on lists of tensors take fakes where they take plain tensors."""
+    from torch._subclasses.fake_tensor import FakeTensor
+    from torch.utils import _foreach_utils
+
+    known = _foreach_utils._foreach_supported_types
+    known.append(FakeTensor)
+    try:
+        yield
+    finally:
+        known.remove(FakeTensor)
 
 
 @contextlib.contextmanager

@@ -44,6 +44,9 @@ PACK = aten._pack_padded_sequence.default  # noqa: SLF001 - an operator's name
 BATCH_NORMS = frozenset({aten.native_batch_norm.default, aten.cudnn_batch_norm.default})
 """Operators that move the statistics they are given, as arguments 3 and 4, and do not say so."""
 
+_WITH_WORKSPACE = aten.cudnn_batch_norm.default
+"""Also returns memory whose size only cuDNN knows."""
+
 LIFTS = frozenset({aten.lift_fresh.default, aten.lift_fresh_copy.default, aten.lift.default})
 """Operators that bring a tensor made from Python values into the program."""
 
@@ -166,7 +169,8 @@ def record_of(
     operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any, where: str
 ) -> OpRecord:
     """Describe an operator call."""
-    outputs = tuple((t.dtype, seen) for t in _tensors(result) if 0 not in (seen := _seen(t)))
+    results = result[:3] if operator is _WITH_WORKSPACE else result
+    outputs = tuple((t.dtype, seen) for t in _tensors(results) if 0 not in (seen := _seen(t)))
     name = _MIRRORED.get(str(operator), str(operator))
     sizes = sizes_of(result)
     if operator in LIFTS:

@@ -28,6 +28,7 @@ from torchbay._torch_autograd import PastInput, anchored, in_this_thread
 from torchbay._torch_compat import (
     compiler_flag,
     fake_tolist,
+    fakes_as_tensors,
     operators_called_directly,
     storage_id,
     trace_to_graph,
@@ -196,7 +197,8 @@ def trace(call: Call, observation: Observation, symbolic: Symbolic) -> Trace:
     @contextmanager
     def active() -> Iterator[None]:
         substitution, direct = Substitution(by_tensor, answers, known), operators_called_directly
-        with in_this_thread(), direct(_call), tracer, substitution, fake_tolist(answers.tolist):
+        tolist = fake_tolist(answers.tolist)
+        with in_this_thread(), fakes_as_tensors(), direct(_call), tracer, substitution, tolist:
             yield
 
     def flat(*given: Any) -> list[Any]:
@@ -282,9 +284,7 @@ def _inputs_of(call: Call, observation: Observation) -> list[Input]:
     places: dict[int, list[Item | Reading | GradientPlace]] = {}
     for place in found:
         places.setdefault(id(place.value), []).append(place)
-    return [
-        Input(group[0].value, tuple(group), key in state_ids) for key, group in places.items()
-    ]
+    return [Input(group[0].value, tuple(group), key in state_ids) for key, group in places.items()]
 
 
 def _gradients_of(

@@ -27,7 +27,11 @@ class GradientWriter:
         positions = {id(tensor): position for position, tensor in enumerate(tensors)}
         known = [g for g in observation.gradients if id(g.tensor) in positions]
         self._found = [
-            (g, positions[id(g.tensor)], by_tensor.get(id(g.before)) if g.before is not None else None)
+            (
+                g,
+                positions[id(g.tensor)],
+                by_tensor.get(id(g.before)) if g.before is not None else None,
+            )
             for g in known
         ]
         self._paths = paths

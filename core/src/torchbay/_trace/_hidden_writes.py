@@ -44,13 +44,32 @@ def _moves_statistics(node: Node) -> bool:
 
 
 def _replace(module: GraphModule, node: Node) -> None:
-    """Use ``_native_batch_norm_legit``; cuDNN's further output is for the backward pass only."""
-    for user in node.users:
+    """Use ``_native_batch_norm_legit``, and the backward that goes with it instead of cuDNN's."""
+    for user in list(node.users):
         if user.args[1] not in (0, 1, 2):
-            raise CannotServe(f"{node.target} is used for more than its result and statistics")
+            _replace_backward(module, user)
     with module.graph.inserting_before(node):
         legit = module.graph.call_function(_HONEST, node.args[:8])
     legit.meta.update(node.meta)
     legit.meta["val"] = tuple(node.meta["val"][:3])
     node.replace_all_uses_with(legit)
     module.graph.erase_node(node)
+
+
+def _replace_backward(module: GraphModule, workspace: Node) -> None:
+    """Let what takes cuDNN's workspace do without it.
+
+    Raises:
+        CannotServe: It is used for something else.
+    """
+    for node in list(workspace.users):
+        if node.target is not aten.cudnn_batch_norm_backward.default:
+            raise CannotServe(f"{workspace.args[0]} is used for more than its results")
+        x, gradient, *rest, eps, _ = node.args
+        given = (gradient, x, *rest, True, eps, [True, True, True])  # noqa: FBT003 - an operator's
+        with module.graph.inserting_before(node):
+            backward = module.graph.call_function(aten.native_batch_norm_backward.default, given)
+        backward.meta.update(node.meta)
+        node.replace_all_uses_with(backward)
+        module.graph.erase_node(node)
+    module.graph.erase_node(workspace)
