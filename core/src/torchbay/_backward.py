@@ -15,11 +15,12 @@ from torch.fx import GraphModule
 
 from torchbay._build import Built, compiling
 from torchbay._guards import compile_source
-from torchbay._lower import INPUTS, BackwardHalf, BackwardPart, Given, Place, present
+from torchbay._lower import INPUTS, LAST, BackwardPart, Given, Place, Training, present
 from torchbay._source import Names
 from torchbay._torch_compat import plain_execution
 from torchbay._torch_symbols import symbols_of
 from torchbay.errors import DoubleBackward
+from torchbay.plugin import Executable, StridedExecutable
 
 __all__ = ["Backward", "attach", "spent"]
 
@@ -32,16 +33,14 @@ class Backward:
     """Compiles and runs the backward half of one specialization.
 
     Attributes:
-        half: The half as it was split off.
+        training: The half, and what its forward half gives it.
         build: Compiles a graph, some of whose inputs are state.
         name: What the caller calls the compiled object.
-        saved_bytes: How much memory its forward keeps for it, as in the observed call.
     """
 
-    half: BackwardHalf
+    training: Training
     build: Callable[[GraphModule, Sequence[bool]], Built]
     name: str
-    saved_bytes: int
     _built: dict[frozenset[int], Built] = attrs.field(factory=dict)
     _runs: dict[frozenset[int], Run] = attrs.field(factory=dict)
 
@@ -50,10 +49,30 @@ class Backward:
         """What has been compiled so far, for each set of roots that a loss depended on."""
         return tuple(self._built.values())
 
-    def prepare(self, forms: Sequence[torch.Tensor]) -> None:
-        """Compile for the loss that is likely: a scalar, if any root is one, else every root."""
-        scalars = frozenset(i for i, fake in enumerate(forms) if fake.dim() == 0)
-        self._run_for(scalars or frozenset(range(len(forms))))
+    def prepare(self, forward: Executable | None) -> None:
+        """Compile for the loss that is likely: a scalar, if any root is one, else every root.
+
+        Args:
+            forward: What runs the forward half, if it computes anything.
+        """
+        if isinstance(forward, StridedExecutable):
+            self._lay_out(forward.output_strides)
+        self._run_for(self.training.scalars or frozenset(range(len(self.training.roots))))
+
+    def _lay_out(self, strides: Sequence[Sequence[Any]]) -> None:
+        """Let the half take what the forward half made as that laid it out."""
+        half, saved = self.training.backward, self.training.saved
+        for node, given in zip(
+            half.graph.graph.find_nodes(op="placeholder"), half.given, strict=True
+        ):
+            source = (
+                saved[given.index] if given.kind == "saved" and given.index < len(saved) else None
+            )
+            if isinstance(source, Place) and source.level == LAST:
+                if source.index in self.training.private:
+                    value = node.meta["val"]
+                    layout = tuple(strides[source.index])
+                    node.meta["val"] = value.new_empty_strided(value.shape, layout)
 
     def __call__(
         self,
@@ -75,7 +94,7 @@ class Backward:
         return run
 
     def _made(self, wanted: frozenset[int]) -> Run:
-        part = present(self.half, wanted)
+        part = present(self.training.backward, wanted)
         built = None
         if any(node.op == "call_function" for node in part.graph.graph.nodes):
             inputs = len(part.graph.graph.find_nodes(op="placeholder"))

@@ -92,14 +92,21 @@ class Builder:
     count: int = 0
     _known: dict[str, Built] = attrs.field(factory=dict)
 
-    def __call__(self, part: Part, mutated: frozenset[int]) -> Built:
-        """Compile a part that changes these inputs of the trace.
+    def __call__(
+        self, part: Part, mutated: frozenset[int], private: frozenset[int] = frozenset()
+    ) -> Built:
+        """Compile a part.
+
+        Args:
+            part: The part.
+            mutated: The inputs of the trace that it changes.
+            private: The positions of outputs that only its backward half takes.
 
         Raises:
             UnsupportedGraph: The backend declines it, or does not claim what it needs.
             BackendFailed: The backend raised anything else, or made something that cannot run.
         """
-        key = _text_of(part.graph)
+        key = f"{_text_of(part.graph)} {sorted(private)}"
         if (known := self._known.get(key)) is not None and not mutated:
             return attrs.evolve(known, part=part)
         positions = frozenset(
@@ -109,7 +116,7 @@ class Builder:
         )
         side: Side = "forward" if self.is_training else "inference"
         states = tuple(map(self._is_state, part.takes))
-        executable, parts = self._compiled(part.graph, states, side, positions)
+        executable, parts = self._compiled(part.graph, states, side, positions, private)
         return self._known.setdefault(key, Built(part, executable, parts))
 
     def backward(self, graph: GraphModule, states: Sequence[bool]) -> Built:
@@ -127,11 +134,12 @@ class Builder:
         states: Sequence[bool],
         side: Side,
         mutated: frozenset[int] = frozenset(),
+        private: frozenset[int] = frozenset(),
     ) -> tuple[Executable, Parts]:
         self.count += 1
         if isinstance(self.backend, PartialBackend):
             return self._in_regions(graph, states, side)
-        return self._whole(graph, states, side, mutated)
+        return self._whole(graph, states, side, mutated, private)
 
     def _whole(
         self,
@@ -139,6 +147,7 @@ class Builder:
         states: Sequence[bool],
         side: Side,
         mutated: frozenset[int] = frozenset(),
+        private: frozenset[int] = frozenset(),
     ) -> tuple[Executable, Parts]:
         request = CompileRequest(
             graph=graph,
@@ -148,6 +157,7 @@ class Builder:
             device=_device(graph),
             options=self.options,
             side=side,
+            free_strides=private,
             name=self.name,
         )
         return _compiled(self.backend, request), ((self.backend.name, ()),)

@@ -159,7 +159,7 @@ def leaf_report(
         guards.guards,
         where,
         None if backward is None else tuple(_readable(b.part.graph) for b in backward.compiled),
-        backward.saved_bytes if backward is not None else 0,
+        backward.training.saved_bytes if backward is not None else 0,
         guards.mismatches,
     )
 

@@ -223,11 +223,9 @@ class Specializer:
 
         training, backward = lowered.training, None
         if training is not None:
-            backward = Backward(training.backward, build.backward, self.name, training.saved_bytes)
+            backward = Backward(training, build.backward, self.name)
         path = Path(captured, lowered, guards, observation.record, backward)
         try:
-            if backward is not None and captured.joint is not None:
-                backward.prepare(captured.joint.roots)
             tree = (group.root, group.guards) if group is not None else None
             grown = grow(tree, path, build)
             if group is not None and grown is not None:

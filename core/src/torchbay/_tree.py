@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import attrs
 import torch
@@ -196,8 +196,12 @@ class Grown:
     guards: GuardFunction
 
 
-Build = Callable[[Part, frozenset[int]], Built]
-"""Compiles a part, given which of the trace's inputs it writes."""
+class Build(Protocol):
+    """Compiles a part, given which of the trace's inputs it writes and which outputs are private."""
+
+    def __call__(
+        self, part: Part, mutated: frozenset[int], private: frozenset[int] = ...
+    ) -> Built: ...
 
 
 def grow(tree: tuple[Node, GuardFunction] | None, path: Path, build: Build) -> Grown | None:
@@ -271,7 +275,12 @@ def _built_nodes(path: Path, shared: list[Fork], build: Build) -> tuple[list[For
         forks.append(Fork(stage.key, stage.is_random, reads, stage.gate.where))
         _hand_on(forks[-1], stage, build)
     last = path.lowered.last
-    built = build(last, path.lowered.mutated) if last is not None else None
+    training, built = path.lowered.training, None
+    if last is not None:
+        private = training.private if training is not None else frozenset()
+        built = build(last, path.lowered.mutated, private)
+    if path.backward is not None:
+        path.backward.prepare(built.executable if built is not None else None)
     gates = tuple(stage.gate.described(stage.text) for stage in stages)
     return forks, Leaf(built, gates, path.record, tuple(forks), path.backward)
 

@@ -45,6 +45,7 @@ __all__ = [
     "PersistentBackend",
     "RecompileReport",
     "ResettableBackend",
+    "StridedExecutable",
     "UnsupportedGraph",
     "Verdict",
     "hookimpl",
@@ -128,6 +129,9 @@ class CompileRequest:
         device: The device the graph runs on; ``cpu`` for a graph without tensors elsewhere.
         options: An instance of the backend's ``options`` class.
         side: Which graph this is: the whole computation, or one half of a training step.
+        free_strides: Positions of outputs that this backend's own backward half takes and nobody
+            else sees, some of them inputs that are handed through. A `StridedExecutable` may give
+            these other strides than the graph has.
         name: What the caller called the compiled object; for messages and file names only.
     """
 
@@ -138,6 +142,7 @@ class CompileRequest:
     device: torch.device = attrs.field(factory=lambda: torch.device("cpu"))
     options: Any = attrs.field(factory=NoOptions)
     side: Literal["inference", "forward", "backward"] = "inference"
+    free_strides: frozenset[int] = frozenset()
     name: str = ""
 
 
@@ -151,13 +156,25 @@ class Executable(Protocol):
         Means: ``inputs`` holds the values of the graph's placeholders in order: state, then the
         call's tensors, then what earlier parts of the graph computed, then ints. The list is the
         callee's to clear. Returns the graph's outputs in order. Each has the sizes, strides, dtype
-        and device of its node's ``meta["val"]``. No output shares memory with an output of another
+        and device of its node's ``meta["val"]``, strides in ``free_strides`` aside. No output shares memory with an output of another
         call.
         When called: on every hit, after the core's guards held; grad mode is off and autocast is
         disabled, whatever they were around the call.
         May raise: what the operators themselves raise on the values they are given.
         Must not: change inputs other than the request's ``mutated``, draw from a generator it has
         no random operator for, or keep an input or an output alive once it has returned.
+        """
+
+
+@runtime_checkable
+class StridedExecutable(Executable, Protocol):
+    """A compiled forward half that lays out what its backward half takes as suits it."""
+
+    @property
+    def output_strides(self) -> Sequence[Sequence[Any]]:
+        """The strides of every output, in elements: those of the graph, but for `free_strides`.
+
+        When called: once, before the backward half is compiled, whose inputs then have them.
         """
 
 

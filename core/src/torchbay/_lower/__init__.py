@@ -163,14 +163,17 @@ class _Lowering:
         training = self._training()
         results = self._results()
         written = tuple((i, self._value(node)) for i, node in self._values.items())
-        rest = list(dict.fromkeys([*self._stages.rest(), *self._outputs, *self._kept]))
+        outputs = (node for node in self._outputs if node.op != "placeholder")
+        rest = list(dict.fromkeys([*self._stages.rest(), *outputs, *self._kept]))
         is_needed = bool(rest) and (self._outputs or self._kept or any(map(has_effect, rest)))
         last = self._stages.part(rest, self._outputs) if is_needed else None
         if last is not None:
             prune(last.graph.graph)
             last = without_unused_inputs(last)
         found = [*results, *(place for _, place in written)]
-        found += training.sources if training is not None else ()
+        if training is not None:
+            training = training.hiding(found)
+            found += training.sources
         return Lowered(
             self._stages.stages(last, found),
             last,
@@ -243,7 +246,9 @@ class _Lowering:
         self._roots = {node: number for number, node in enumerate(nodes)}
         taken = Taken()
         placeholders = (n for n in halves.backward.graph.nodes if n.op == "placeholder")
-        given = {n: self._given(node, taken) for n, node in zip(placeholders, saved, strict=False)}
+        given = {
+            n: self._given(n, node, taken) for n, node in zip(placeholders, saved, strict=False)
+        }
         graph, arranged_given = arranged(halves.backward, given)
         return Training(
             roots,
@@ -254,6 +259,7 @@ class _Lowering:
             joint.wanted,
             BackwardHalf(graph, taken.located(arranged_given), halves.reached),
             taken.bytes,
+            frozenset(number for number, fake in enumerate(joint.roots) if fake.dim() == 0),
         )
 
     def _root(self, node: Node) -> Place:
@@ -264,13 +270,16 @@ class _Lowering:
         is_own = base.op != "placeholder" and self._stages.place(base) is None
         return Place(LAST, self._output(node if is_own else self._copied(node)))
 
-    def _given(self, node: Node, taken: Taken) -> Given:
-        """Return where the backward half has a value of the forward half from."""
+    def _given(self, taking: Node, node: Node, taken: Taken) -> Given:
+        """Return where an input of the backward half has a value of the forward half from."""
         if is_number(node.meta["val"]):
             return taken.number(self._number(node))
         if (shared := self._sharing_root(node)) is not None:
             return taken.root(*shared)
         base = base_of(node)
+        if node.op == "placeholder" and node not in self._written and _is_convolved(taking):
+            # Handed through, so that a backend which lays it out anew does so once.
+            return taken.tensor(Place(LAST, self._output(node)))
         if base.op == "placeholder" and base not in self._written:
             place = Place(INPUTS, self._position[base])
             view = self._as_view(base, node, place)
@@ -372,6 +381,10 @@ class _Lowering:
             if storages.count(storages[position]) > 1:
                 path = self._trace.inputs[position].path
                 raise CannotServe(f"{path} is changed and shares memory with another tensor")
+
+
+def _is_convolved(node: Node) -> bool:
+    return any(user.target is aten.convolution_backward.default for user in node.users)
 
 
 def _swaps(copies: dict[Node, Node]) -> bool:

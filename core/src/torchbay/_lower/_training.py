@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import attrs
 import torch
 from torch.fx import Graph, GraphModule, Node
 
 from torchbay._lower._halves import is_tangent
-from torchbay._lower._places import Source, View
+from torchbay._lower._places import LAST, Place, Source, View, places_of
 from torchbay._torch_symbols import concrete, is_number
 
 __all__ = ["BackwardHalf", "Given", "Taken", "Training", "arranged"]
@@ -63,6 +63,8 @@ class Training:
         wanted: The inputs that get gradients.
         backward: The backward half.
         saved_bytes: How much memory that takes which is no input, as in the observed call.
+        scalars: The roots that are scalars, as a loss is.
+        private: The outputs of the last graph that only the backward takes.
     """
 
     roots: tuple[Source, ...]
@@ -73,11 +75,23 @@ class Training:
     wanted: tuple[int, ...]
     backward: BackwardHalf
     saved_bytes: int
+    scalars: frozenset[int]
+    private: frozenset[int] = frozenset()
+
+    def hiding(self, shown: Iterable[Source]) -> Training:
+        """Return the same, given what else of the last graph's outputs is used."""
+        used = {*_outputs_in(shown), *_outputs_in(self.roots), *_outputs_in(self.numbers)}
+        return attrs.evolve(self, private=frozenset(_outputs_in(self.saved)) - used)
 
     @property
     def sources(self) -> tuple[Source, ...]:
         """What is found before autograd is told."""
         return (*self.roots, *self.saved, *self.numbers)
+
+
+def _outputs_in(sources: Iterable[Source]) -> list[int]:
+    places = (place for source in sources for place in places_of(source))
+    return [place.index for place in places if place.level == LAST]
 
 
 @attrs.define(eq=False)

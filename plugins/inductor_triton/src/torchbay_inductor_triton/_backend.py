@@ -27,6 +27,7 @@ class InductorExecutable:
 
     run: Callable[[list[Any]], Sequence[Any]]
     code: object = attrs.field(repr=False)
+    output_strides: Sequence[Sequence[Any]] = attrs.field(repr=False)
 
 
 @attrs.frozen
@@ -54,14 +55,35 @@ class InductorBackend:
         _decline_unfit(request)
         _toolchain.require_compiler(request.device)
         on_gpu = request.device.type == "cuda"
-        graph, views = split_views(request.graph) if on_gpu else (request.graph, {})
+        graph, views = (
+            split_views(request.graph, request.free_strides) if on_gpu else (request.graph, {})
+        )
         settings = dict(request.options.settings)
         with _torch_compat.settings_applied(settings), _generators_kept(request.device):
-            code = _torch_compat.generate(attrs.evolve(request, graph=graph))
+            kept = [i for i in range(_output_count(request)) if i not in views]
+            free = frozenset(at for at, i in enumerate(kept) if i in request.free_strides)
+            rest = attrs.evolve(request, graph=graph, free_strides=free)
+            code, chosen = _torch_compat.generate(rest)
             run = _torch_compat.entry_point(code)
             if on_gpu and _torch_compat.uses_cuda_graphs():
                 run = leaving_pool(_torch_compat.starting_a_step(run), graph)
-        return InductorExecutable(making_views(run, views), code)
+        return InductorExecutable(making_views(run, views), code, _strides(request, kept, chosen))
+
+
+def _output_count(request: CompileRequest) -> int:
+    return len(request.graph.graph.output_node().args[0])  # type: ignore[arg-type]
+
+
+def _strides(
+    request: CompileRequest, kept: Sequence[int], chosen: Sequence[Sequence[Any] | None]
+) -> list[Sequence[Any]]:
+    """Return the strides of all outputs, given what Inductor chose for those it computes."""
+    nodes: Any = request.graph.graph.output_node().args[0]
+    strides: list[Sequence[Any]] = [node.meta["val"].stride() for node in nodes]
+    for position, found in zip(kept, chosen, strict=True):
+        if position in request.free_strides and found is not None:
+            strides[position] = tuple(found)
+    return strides
 
 
 def _decline_unfit(request: CompileRequest) -> None:

@@ -11,7 +11,7 @@ import hashlib
 import inspect
 import shutil
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from types import UnionType
 from typing import Any, Literal, Union, cast, get_args, get_origin
 
@@ -123,15 +123,16 @@ def takes_control_flow(node: Node) -> bool:
     return node.target.name() in _TAKEN and all(isinstance(value, Node) for value in carried)
 
 
-def generate(request: CompileRequest) -> Any:
-    """Return Inductor's compiled code for a graph traced and functionalized already.
+def generate(request: CompileRequest) -> tuple[Any, Sequence[Any]]:
+    """Return Inductor's compiled code for a graph, and the strides of its outputs.
 
-    This is what ``compile_fx`` does for an inference graph once AOTAutograd has traced it.
+    This is what ``compile_fx`` does for a graph once AOTAutograd has traced it.
     """
     graph = _copied(request.graph)
-    _output(graph).meta |= _output_promises(graph)
-    with _inference_state(_fake_mode(graph)):
-        return _lowered(_simplified(graph, request.device), request)
+    _output(graph).meta |= _output_promises(graph, request.free_strides)
+    with _compiler_state(_fake_mode(graph)) as output_strides:
+        code = _lowered(_simplified(graph, request.device), request)
+    return code, output_strides
 
 
 def _simplified(graph: GraphModule, device: torch.device) -> GraphModule:
@@ -175,12 +176,12 @@ def _output(module: GraphModule) -> torch.fx.Node:
     return output
 
 
-def _output_promises(module: GraphModule) -> dict[str, Any]:
-    """Return what keeps Inductor from choosing other strides for outputs than eager's."""
+def _output_promises(module: GraphModule, free: Set[int]) -> dict[str, Any]:
+    """Return what keeps Inductor from choosing other strides for outputs than the graph's."""
     outputs = cast("tuple[torch.fx.Node, ...]", _output(module).args[0])
     return {
         "original_output_strides": [node.meta["val"].stride() for node in outputs],
-        "user_visible_output_idxs": list(range(len(outputs))),
+        "user_visible_output_idxs": [i for i in range(len(outputs)) if i not in free],
         "output_stack_traces": [node.meta.get("stack_trace") for node in outputs],
     }
 
@@ -193,22 +194,30 @@ def _fake_mode(module: GraphModule) -> Any:
 
 
 @contextlib.contextmanager
-def _inference_state(fake_mode: Any) -> Iterator[None]:
-    """Enter the states that Inductor expects AOTAutograd to have entered."""
+def _compiler_state(fake_mode: Any) -> Iterator[list[Any]]:
+    """Enter the states that Inductor expects AOTAutograd to have entered.
+
+    Yields the list to which it adds the strides of the outputs.
+    """
     from torch._dispatch.python import enable_python_dispatcher
     from torch._dynamo import compiled_autograd
     from torch._guards import TracingContext, tracing
     from torch._inductor.virtualized import V
 
+    context = TracingContext(fake_mode)
+    output_strides: list[Any] = []
+    context.output_strides = output_strides
+    # Symbols stay symbols.
+    context.fakify_first_call = True
     with (
         torch.no_grad(),
         torch._C._DisableAutocast(),
         V.set_fake_mode(fake_mode),
-        tracing(TracingContext(fake_mode)),
+        tracing(context),
         compiled_autograd._disable(),
         enable_python_dispatcher(),
     ):
-        yield
+        yield output_strides
 
 
 def entry_point(code: Any) -> _Run:

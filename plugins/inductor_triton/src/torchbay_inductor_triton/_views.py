@@ -7,7 +7,7 @@ made in there would be a view of the copy.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any
 
 import attrs
@@ -37,15 +37,20 @@ class InputView:
         return source.as_strided(self.sizes, self.strides, start)
 
 
-def split_views(module: GraphModule) -> tuple[GraphModule, Mapping[int, InputView]]:
-    """Return the graph without outputs that are views of inputs, and those by position."""
+def split_views(module: GraphModule, kept: Set[int]) -> tuple[GraphModule, Mapping[int, InputView]]:
+    """Return the graph without outputs that are views of inputs, and those by position.
+
+    Args:
+        module: The graph.
+        kept: The positions of outputs that may be copies.
+    """
     graph = Graph()
     outputs: Any = graph.graph_copy(module.graph, {})
     inputs = graph.find_nodes(op="placeholder")
     views = {
         position: _view(output, source, inputs.index(source))
         for position, output in enumerate(outputs)
-        if (source := viewed(output)).op == "placeholder"
+        if position not in kept and (source := viewed(output)).op == "placeholder"
     }
     graph.output(tuple(node for at, node in enumerate(outputs) if at not in views))
     return GraphModule(module, graph), views
