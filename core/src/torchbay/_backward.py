@@ -24,8 +24,9 @@ from torchbay.plugin import Executable, StridedExecutable
 
 __all__ = ["Backward", "attach", "spent"]
 
-Run = Callable[[Sequence[Any], Sequence[Any], Sequence[Any], Sequence[Any]], Sequence[Any]]
-"""From what was saved, numbers, tangents and the forms of the roots to gradients."""
+Run = Callable[[list[Any], Sequence[Any], Sequence[Any], Sequence[Any]], Sequence[Any]]
+"""From what was saved, a list that it empties, numbers, tangents and the forms of the roots to
+gradients."""
 
 
 @attrs.define(eq=False)
@@ -62,26 +63,22 @@ class Backward:
     def _lay_out(self, strides: Sequence[Sequence[Any]]) -> None:
         """Let the half take what the forward half made as that laid it out."""
         half, saved = self.training.backward, self.training.saved
-        for node, given in zip(
-            half.graph.graph.find_nodes(op="placeholder"), half.given, strict=True
-        ):
-            source = (
-                saved[given.index] if given.kind == "saved" and given.index < len(saved) else None
-            )
-            if isinstance(source, Place) and source.level == LAST:
-                if source.index in self.training.private:
-                    value = node.meta["val"]
-                    layout = tuple(strides[source.index])
-                    node.meta["val"] = value.new_empty_strided(value.shape, layout)
+        taking = half.graph.graph.find_nodes(op="placeholder")
+        for node, given in zip(taking, half.given, strict=True):
+            is_saved = given.kind == "saved" and given.index < len(saved)
+            source = saved[given.index] if is_saved else None
+            if isinstance(source, Place) and _is_private(source, self.training):
+                value, layout = node.meta["val"], tuple(strides[source.index])
+                node.meta["val"] = value.new_empty_strided(value.shape, layout)
 
     def __call__(
         self,
-        saved: Sequence[torch.Tensor],
+        saved: list[torch.Tensor],
         numbers: Sequence[Any],
         tangents: Sequence[torch.Tensor | None],
         forms: Sequence[Any],
     ) -> Sequence[torch.Tensor | None]:
-        """Return the gradients of the inputs that get one."""
+        """Return the gradients of the inputs that get one; ``saved`` is emptied."""
         run = self._run_for(frozenset(i for i, t in enumerate(tangents) if t is not None))
         with plain_execution():
             return run(saved, numbers, tangents, forms)
@@ -101,6 +98,10 @@ class Backward:
             states = [given.is_state for given in part.given[:inputs]]
             built = self._built[wanted] = self.build(part.graph, states)
         return _emitted(part, wanted, built)
+
+
+def _is_private(place: Place, training: Training) -> bool:
+    return place.level == LAST and place.index in training.private
 
 
 class _Route:
@@ -138,7 +139,9 @@ def _emitted(part: BackwardPart, wanted: frozenset[int], built: Built | None) ->
         "    inputs = [",
         *rows,
         "    ]",
-        "    del saved, tangents",
+        # Nobody else holds what was saved: it goes with its last use in the graph.
+        "    saved.clear()",
+        "    del tangents",
         *(f"    inputs[{i}] = {view.source(_RouteTo(f'inputs[{i}]', route))}" for i, view in views),
         *([f"    raw = execute({given})"] if built is not None else []),
         f"    return ({', '.join(gradients)},)",
@@ -292,6 +295,7 @@ class _Spent(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *_: Any) -> Any:
+        del ctx
         # As PyTorch says it.
         raise RuntimeError(
             "Trying to backward through the graph a second time (or directly access saved tensors "

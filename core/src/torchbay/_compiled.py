@@ -288,6 +288,9 @@ def compile(  # type: ignore[misc] # noqa: A001, PLR0913 - all as torch.compile 
             or ``"dynamo"``, PyTorch's own front-end, with its guards and its limits: symbolic sizes
             as ``torch.compile`` makes them for backends that take them, ``recompile_limit`` counted
             per code object, and Python between graphs where one does not hold the whole call.
+        partitioner: What a call that needs gradients keeps for its backward: with ``"min_cut"``,
+            what is cheap to compute from the rest is computed again; with ``"default"``, everything
+            is kept.
         fallback: The backend for graphs that ``backend`` declines. By default, and with None, such
             calls run eagerly, with one warning.
         recompile_limit: The most sets of guards to compile for. Calls beyond it run eagerly.

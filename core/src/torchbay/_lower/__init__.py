@@ -38,7 +38,7 @@ from torchbay._reason import CannotServe
 from torchbay._torch_autograd import Partitioner
 from torchbay._torch_compat import storage_id
 from torchbay._torch_symbols import is_number, number_leaves
-from torchbay._trace import Trace, TracedGate
+from torchbay._trace import Trace
 from torchbay.plugin import Capabilities, Decompositions
 
 __all__ = [

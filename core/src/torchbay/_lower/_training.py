@@ -10,7 +10,7 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 
 from torchbay._lower._halves import is_tangent
-from torchbay._lower._places import LAST, Place, Source, View, places_of
+from torchbay._lower._places import LAST, Source, View, places_of
 from torchbay._torch_symbols import concrete, is_number
 
 __all__ = ["BackwardHalf", "Given", "Taken", "Training", "arranged"]

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-
-import torch
+from collections.abc import Iterator
 
 from torchbay._observe import Observation
 from torchbay._reason import CannotServe
 from torchbay._trace._effects import Write
+from torchbay._trace._inputs import Inputs
 
 __all__ = ["GradientWriter"]
 
@@ -16,26 +15,14 @@ __all__ = ["GradientWriter"]
 class GradientWriter:
     """Lets fakes hold the gradients that tensors held before the call, and sees what becomes of it."""
 
-    def __init__(
-        self,
-        observation: Observation,
-        tensors: Sequence[torch.Tensor],
-        paths: Sequence[str],
-        fakes: Sequence[torch.Tensor],
-    ) -> None:
-        by_tensor = {id(tensor): fake for tensor, fake in zip(tensors, fakes, strict=True)}
-        positions = {id(tensor): position for position, tensor in enumerate(tensors)}
-        known = [g for g in observation.gradients if id(g.tensor) in positions]
+    def __init__(self, observation: Observation, inputs: Inputs) -> None:
+        positions, by_tensor = inputs.positions, inputs.by_tensor
+        self._paths, self._fakes = inputs.paths, inputs.fakes
         self._found = [
-            (
-                g,
-                positions[id(g.tensor)],
-                by_tensor.get(id(g.before)) if g.before is not None else None,
-            )
-            for g in known
+            (g, positions[id(g.tensor)], by_tensor[id(g.before)] if g.before is not None else None)
+            for g in observation.gradients
+            if id(g.tensor) in positions
         ]
-        self._paths = paths
-        self._fakes = fakes
 
     def hold(self) -> None:
         """Let the fakes hold what the tensors held."""

@@ -66,7 +66,7 @@ def _replace_backward(module: GraphModule, workspace: Node) -> None:
         if node.target is not aten.cudnn_batch_norm_backward.default:
             raise CannotServe(f"{workspace.args[0]} is used for more than its results")
         x, gradient, *rest, eps, _ = node.args
-        given = (gradient, x, *rest, True, eps, [True, True, True])  # noqa: FBT003 - an operator's
+        given = (gradient, x, *rest, True, eps, [True, True, True])
         with module.graph.inserting_before(node):
             backward = module.graph.call_function(aten.native_batch_norm_backward.default, given)
         backward.meta.update(node.meta)

@@ -20,6 +20,7 @@ from torchbay._torch_autograd import (
     without_autocast,
 )
 from torchbay._torch_compat import storage_id
+from torchbay._trace._inputs import Inputs
 from torchbay._trace._modes import OpTracer
 
 __all__ = ["Differentiation", "Joint", "with_tangents"]
@@ -60,23 +61,14 @@ class Differentiation:
         spent: Those of them whose gradients a backward inside the call has used up.
     """
 
-    def __init__(
-        self, observation: Observation, paths: Sequence[str], fakes: Sequence[Any]
-    ) -> None:
-        """Look at the inputs before the call runs.
-
-        Args:
-            observation: The observed call.
-            paths: The paths of the tensors among the inputs.
-            fakes: What stands for them.
-        """
+    def __init__(self, observation: Observation, inputs: Inputs) -> None:
+        """Look at the inputs before the call runs."""
         self.joint: Joint | None = None
         self.differentiable: frozenset[int] = frozenset()
         self.spent: frozenset[int] = frozenset()
         self._observation = observation
-        self._paths = paths
-        self._fakes = fakes
-        self._edges = {i: edge_of(fake) for i, fake in enumerate(fakes) if fake.requires_grad}
+        self._paths, self._fakes = inputs.paths, inputs.fakes
+        self._edges = {i: edge_of(f) for i, f in enumerate(inputs.fakes) if f.requires_grad}
 
     def outputs(self, made: Sequence[Any], tracer: OpTracer) -> list[Any]:
         """Return what the joint graph returns after results and gates: roots, tangents, gradients.

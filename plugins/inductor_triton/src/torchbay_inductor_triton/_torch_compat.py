@@ -11,7 +11,8 @@ import hashlib
 import inspect
 import shutil
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from types import UnionType
 from typing import Any, Literal, Union, cast, get_args, get_origin
 
@@ -176,7 +177,7 @@ def _output(module: GraphModule) -> torch.fx.Node:
     return output
 
 
-def _output_promises(module: GraphModule, free: Set[int]) -> dict[str, Any]:
+def _output_promises(module: GraphModule, free: AbstractSet[int]) -> dict[str, Any]:
     """Return what keeps Inductor from choosing other strides for outputs than the graph's."""
     outputs = cast("tuple[torch.fx.Node, ...]", _output(module).args[0])
     return {

@@ -7,7 +7,8 @@ made in there would be a view of the copy.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Any
 
 import attrs
@@ -37,7 +38,9 @@ class InputView:
         return source.as_strided(self.sizes, self.strides, start)
 
 
-def split_views(module: GraphModule, kept: Set[int]) -> tuple[GraphModule, Mapping[int, InputView]]:
+def split_views(
+    module: GraphModule, kept: AbstractSet[int]
+) -> tuple[GraphModule, Mapping[int, InputView]]:
     """Return the graph without outputs that are views of inputs, and those by position.
 
     Args:
