@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -20,7 +21,6 @@ from torchbay._observe._ops import (
 )
 from torchbay._reason import Reason
 from torchbay._source import user_line
-from torchbay._structure import tensors_in
 from torchbay._torch_compat import ObservingDispatchMode, has_effect_token, leave_mode
 
 __all__ = ["OpRecorder"]
@@ -76,7 +76,7 @@ class OpRecorder(ObservingDispatchMode):
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
     ) -> None:
         where = user_line()
-        self.used.update(map(id, tensors_in((args, kwargs))))
+        self.used.update(map(id, _tensors((*args, *kwargs.values()))))
         if is_control_flow(func):
             self._record_control_flow(func, args, where)
         if has_effect_token(func):
@@ -92,3 +92,11 @@ class OpRecorder(ObservingDispatchMode):
             self.obstacles.append(Reason(f"{func} is a higher-order operator", where))
         elif not self.is_rehearsed and (problem := rehearse_branches(func, args, self.inside)):
             self.obstacles.append(Reason(f"{func}: {problem}", where))
+
+
+def _tensors(arguments: Sequence[Any]) -> Iterator[torch.Tensor]:
+    """Yield the tensors among an operator's arguments, and in lists of them."""
+    for value in arguments:
+        for part in value if isinstance(value, (list, tuple)) else (value,):
+            if isinstance(part, torch.Tensor):
+                yield part
