@@ -266,6 +266,49 @@ def goes_straight_through_what_has_no_gradient():
     return Program(lambda x: Straight.apply(made(x) * 8) / 8, made)
 
 
+class Holding(Function):
+    """Keeps tensors where no check of versions sees them."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.x, ctx.half = x, x / 2
+        return x.sin()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * ctx.x + ctx.half
+
+
+@scenario(trained(LEAF), at_most=1)
+def has_a_function_that_holds_tensors_as_attributes():
+    return lambda x: Holding.apply(x * 1)
+
+
+class Cast(Function):
+    @staticmethod
+    @torch.amp.custom_fwd(device_type="cpu", cast_inputs=torch.float32)
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x.sin()
+
+    @staticmethod
+    @torch.amp.custom_bwd(device_type="cpu")
+    def backward(ctx, grad):
+        (x,) = ctx.saved_tensors
+        return grad * x @ torch.eye(x.shape[1], dtype=x.dtype)
+
+
+@scenario(trained(X), eagerly=True)
+def has_a_function_that_casts_for_autocast():
+    made = net()
+
+    def program(x):
+        with torch.autocast("cpu", torch.bfloat16):
+            return Cast.apply(made(x))
+
+    return Program(program, made)
+
+
 # Hooks of tensors
 
 
@@ -314,14 +357,20 @@ def retains_a_gradient_inside():
 
 
 def hooked(register):
-    made, seen = net(), []
+    made, seen = net(), {}
     register(made, seen)
     return Program(made, types.SimpleNamespace(made=made, seen=seen))
 
 
 def _hook_parameters(made, seen):
-    for parameter in made.parameters():
-        parameter.register_hook(lambda grad: (seen.append(grad.sum()), grad * 2)[1])
+    """The order in which the hooks of parameters run is no promise; each sees its gradient."""
+
+    def hook(name, grad):
+        seen.setdefault(name, []).append(grad.sum())
+        return grad * 2
+
+    for name, parameter in made.named_parameters():
+        parameter.register_hook(functools.partial(hook, name))
 
 
 @scenario(trained(X), at_most=1)
@@ -330,8 +379,11 @@ def runs_the_hooks_of_parameters():
 
 
 def _hook_accumulation(made, seen):
-    for parameter in made.parameters():
-        parameter.register_post_accumulate_grad_hook(lambda p: seen.append(p.grad.sum()))
+    def hook(name, parameter):
+        seen.setdefault(name, []).append(parameter.grad.sum())
+
+    for name, parameter in made.named_parameters():
+        parameter.register_post_accumulate_grad_hook(functools.partial(hook, name))
 
 
 @scenario(trained(X), at_most=1)
@@ -420,7 +472,9 @@ def runs_backward_hooks_of_modules():
 
 
 def _watch_backward(made, seen):
-    made[2].register_full_backward_hook(lambda module, into, out: seen.append(out[0].sum()))
+    made[2].register_full_backward_hook(
+        lambda module, into, out: seen.update({len(seen): out[0].sum()})
+    )
 
 
 @scenario(trained(X), eagerly=True)
@@ -453,6 +507,22 @@ def _hook_backward_later(world):
 @scenario(trained(LEAF), change(_hook_backward_later), trained(LEAF), eagerly=True)
 def follows_backward_hooks_that_modules_get_between_calls():
     return hooked(lambda made, seen: None)
+
+
+def _hook_itself(program):
+    def call(x):
+        hook = program.register_full_backward_hook(lambda module, into, out: (into[0] * 3,))
+        try:
+            return backward(program)(x)
+        finally:
+            hook.remove()
+
+    return call
+
+
+@scenario(trained(LEAF, by=_hook_itself), eagerly=True)
+def runs_backward_hooks_that_it_got_itself():
+    return net()
 
 
 # Checkpoints

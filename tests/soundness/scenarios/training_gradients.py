@@ -328,6 +328,16 @@ def retains_the_gradient_of_its_result():
     return lambda x: x.sin()
 
 
+@scenario(trained(X), trained(together=lambda made: (made[0].weight,)), trained(X), at_most=2)
+def takes_its_own_parameter_as_an_input():
+    return nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 2))
+
+
+@scenario(trained(X), at_most=1)
+def normalizes_a_weight():
+    return nn.utils.parametrizations.weight_norm(nn.Linear(3, 3))
+
+
 # Backward more than once
 
 
@@ -458,6 +468,78 @@ def stops_the_gradient_of_one_factor():
 @scenario(trained(LEAF), eagerly=True)
 def asks_whether_a_gradient_is_needed():
     return lambda x: x * 2 if x.requires_grad and (x * 2).requires_grad else x * 3
+
+
+@scenario(trained(X), eagerly=True)
+def asks_for_the_gradient_of_its_input():
+    return lambda x: x.requires_grad_().sin()
+
+
+@scenario(trained(LEAF), eagerly=True)
+def detaches_in_place():
+    def program(x):
+        y = x.sin()
+        z = y.exp()
+        z.detach_()
+        return y * z
+
+    return program
+
+
+@scenario(trained(INNER, LEAF), eagerly=True)
+def detaches_its_input_in_place():
+    def program(x, y):
+        x.detach_()
+        return x * y
+
+    return program
+
+
+@scenario(trained(LEAF), at_most=1)
+def asks_whether_gradients_are_recorded():
+    def program(x):
+        with torch.no_grad():
+            scale = 2 if torch.is_grad_enabled() else 3
+        return x.sin() * scale * (5 if torch.is_grad_enabled() else 7)
+
+    return program
+
+
+@scenario(trained(LEAF), eagerly=True)
+def asks_what_made_a_result():
+    def program(x):
+        y = x.sin()
+        return y * (2 if y.grad_fn is not None and x.grad_fn is None else 3)
+
+    return program
+
+
+@scenario(trained(LEAF), eagerly=True)
+def leaves_recording_off():
+    def program(x):
+        y = x.sin()
+        torch.set_grad_enabled(False)
+        return y, y * 2
+
+    return program
+
+
+@scenario(trained(X), eagerly=True)
+def scales_by_the_gradient_of_the_call_before():
+    scale = weight(3)
+    scale.grad = torch.ones(3)
+    return Program(lambda x: (x * scale).sin() * scale.grad.norm(), scale)
+
+
+@scenario(trained(X), eagerly=True)
+def clears_gradients_before_it_returns_its_loss():
+    made = net()
+
+    def program(x):
+        made.zero_grad()
+        return made(x).square().mean()
+
+    return Program(program, made)
 
 
 # What it returns
