@@ -63,7 +63,7 @@ def outcome_of(scenario: Scenario, backend: str) -> Outcome:
     played = play_compiled(
         scenario, lambda program: torchbay.compile(program, backend=backend, **scenario.settings)
     )
-    outcome = compare(play_eagerly(scenario), played, TOLERANCE[backend])
+    outcome = compare(play_eagerly(scenario), played, max(TOLERANCE[backend], scenario.near))
     return judged(outcome, played.compiled, scenario)
 
 

@@ -593,12 +593,12 @@ def steps_descent_with_momentum():
     return optimizing(lambda p: torch.optim.SGD(p, 0.1, momentum=0.9, weight_decay=0.01))
 
 
-@scenario(steps(X, T), eagerly=True)
+@scenario(steps(X, T), eagerly=True, near=1e-5)
 def steps_adam():
     return optimizing(lambda p: torch.optim.AdamW(p, 0.1))
 
 
-@scenario(steps(X, T), eagerly=True)
+@scenario(steps(X, T), eagerly=True, near=1e-5)
 def steps_adam_all_at_once():
     return optimizing(lambda p: torch.optim.AdamW(p, 0.1, foreach=True, amsgrad=True))
 
@@ -629,6 +629,25 @@ def steps_where_a_batch_norm_and_a_dropout_are():
     eagerly=True,
 )
 def follows_the_rate_of_an_optimizer():
+    made = net()
+    world = types.SimpleNamespace(made=made, optimizer=torch.optim.SGD(made.parameters(), 0.1))
+
+    def step(x, t):
+        world.optimizer.zero_grad()
+        loss = functional.mse_loss(made(x), t)
+        loss.backward()
+        world.optimizer.step()
+        return loss
+
+    return Program(step, world)
+
+
+def _reverse(world):
+    world.optimizer.param_groups[0].update(weight_decay=0.5, maximize=True)
+
+
+@scenario(steps(X, T), change(_reverse), steps(X, T), eagerly=True)
+def follows_the_settings_of_an_optimizer():
     made = net()
     world = types.SimpleNamespace(made=made, optimizer=torch.optim.SGD(made.parameters(), 0.1))
 
@@ -729,7 +748,7 @@ def steps_on_a_growing_batch():
     return stepping()
 
 
-@scenario(steps(X, each(torch.zeros(4, 2), torch.full((4, 2), float("nan")))))
+@scenario(steps(X, each(torch.zeros(4, 2), torch.full((4, 2), float("nan"))), times=10))
 def goes_backward_only_from_a_finite_loss():
     made = net()
 
