@@ -525,6 +525,17 @@ def runs_backward_hooks_that_it_got_itself():
     return net()
 
 
+def _removable(made, seen):
+    made.hook = made[2].register_full_backward_hook(lambda module, into, out: (into[0] * 3,))
+
+
+@scenario(
+    trained(LEAF), change(lambda world: world.made.hook.remove()), trained(LEAF), eagerly=True
+)
+def follows_backward_hooks_that_are_removed():
+    return hooked(_removable)
+
+
 # Checkpoints
 
 

@@ -57,6 +57,21 @@ def optimizing(make, *, made=None, before=None):
     return Program(step, types.SimpleNamespace(made=made, state=StateOf(optimizer)))
 
 
+def descending():
+    """Return a step, and in its world the optimizer itself."""
+    made = net()
+    world = types.SimpleNamespace(made=made, optimizer=torch.optim.SGD(made.parameters(), 0.1))
+
+    def step(x, t):
+        world.optimizer.zero_grad()
+        loss = functional.mse_loss(made(x), t)
+        loss.backward()
+        world.optimizer.step()
+        return loss
+
+    return Program(step, world)
+
+
 # Where gradients land
 
 
@@ -629,17 +644,7 @@ def steps_where_a_batch_norm_and_a_dropout_are():
     eagerly=True,
 )
 def follows_the_rate_of_an_optimizer():
-    made = net()
-    world = types.SimpleNamespace(made=made, optimizer=torch.optim.SGD(made.parameters(), 0.1))
-
-    def step(x, t):
-        world.optimizer.zero_grad()
-        loss = functional.mse_loss(made(x), t)
-        loss.backward()
-        world.optimizer.step()
-        return loss
-
-    return Program(step, world)
+    return descending()
 
 
 def _reverse(world):
@@ -648,17 +653,17 @@ def _reverse(world):
 
 @scenario(steps(X, T), change(_reverse), steps(X, T), eagerly=True)
 def follows_the_settings_of_an_optimizer():
-    made = net()
-    world = types.SimpleNamespace(made=made, optimizer=torch.optim.SGD(made.parameters(), 0.1))
+    return descending()
 
-    def step(x, t):
-        world.optimizer.zero_grad()
-        loss = functional.mse_loss(made(x), t)
-        loss.backward()
-        world.optimizer.step()
-        return loss
 
-    return Program(step, world)
+@scenario(
+    steps(X, T),
+    change(lambda world: world.optimizer.param_groups[0]["params"].pop()),
+    steps(X, T),
+    eagerly=True,
+)
+def follows_what_an_optimizer_is_responsible_for():
+    return descending()
 
 
 @scenario(steps(X, T), eagerly=True)
