@@ -14,6 +14,9 @@ from scenarios import (
     read_from_python,
     robustness,
     tensors,
+    training_autograd,
+    training_gradients,
+    training_steps,
 )
 from scenarios._play import Outcome, Played, compare, judged, play_compiled, play_eagerly
 from scenarios._scenario import SCENARIOS, Scenario
@@ -36,4 +39,7 @@ __all__ = [
     "read_from_python",
     "robustness",
     "tensors",
+    "training_autograd",
+    "training_gradients",
+    "training_steps",
 ]

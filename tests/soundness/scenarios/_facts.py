@@ -59,8 +59,11 @@ class Ledger:
         yield f"{name}.inference", tensor.is_inference()
         if tensor.layout == torch.strided and not tensor.is_nested and not tensor.is_quantized:
             yield from self._of_memory(name, tensor)
-        if tensor.grad is not None if tensor.is_leaf else False:
-            yield from self._of_tensor(f"{name}.grad", tensor.grad)  # type: ignore[arg-type]
+        if tensor.layout == torch.sparse_coo:
+            yield f"{name}.dense", Values(_copy(tensor.to_dense()))
+        # Asking another tensor for its gradient warns.
+        if (tensor.is_leaf or tensor.retains_grad) and tensor.grad is not None:
+            yield from self._of_tensor(f"{name}.grad", tensor.grad)
 
     def _of_memory(self, name: str, tensor: torch.Tensor) -> Iterator[tuple[str, Any]]:
         storage = tensor.untyped_storage()

@@ -80,6 +80,7 @@ class Scenario:
         at_most: The most specializations it may take.
         says: Patterns that the reasons of its recompiles contain.
         settings: What `torchbay.compile` is given.
+        near: How far values may lie apart; not at all, unless float rounding is documented.
     """
 
     name: str
@@ -90,6 +91,7 @@ class Scenario:
     at_most: int
     says: tuple[str, ...]
     settings: Mapping[str, Any]
+    near: float = 0.0
 
     def __str__(self) -> str:
         return f"{self.family}: {self.name}"
@@ -110,6 +112,7 @@ def scenario(
     refused: bool = False,
     at_most: int = 8,
     says: tuple[str, ...] = (),
+    near: float = 0.0,
     **settings: Any,
 ) -> Callable[[Callable[[], Any]], Callable[[], Any]]:
     """Enter a function that makes a program into the catalogue.
@@ -120,6 +123,8 @@ def scenario(
         refused: An error of torchbay before anything runs is right.
         at_most: The most specializations.
         says: Patterns that the reasons of recompiles contain.
+        near: How far floating-point values may lie apart, where only the order of additions, or a
+            rounding that the documentation names, sets them apart.
         settings: For `torchbay.compile`.
     """
     verdicts = {REFUSED} if refused else {RIGHT, RECOMPILED, *([EAGERLY] if eagerly else [])}
@@ -129,7 +134,7 @@ def scenario(
         family = make.__module__.rpartition(".")[2].replace("_", " ")
         flat = tuple(one for step in steps for one in (step if isinstance(step, list) else [step]))
         SCENARIOS.append(
-            Scenario(name, family, make, flat, frozenset(verdicts), at_most, says, settings)
+            Scenario(name, family, make, flat, frozenset(verdicts), at_most, says, settings, near)
         )
         return make
 
