@@ -24,7 +24,7 @@ from torchbay._log import log
 from torchbay._misses import forget_misses
 from torchbay._observe import EffectHistory, Observation, Reach, observe, rehearse
 from torchbay._options import read as read_options
-from torchbay._reason import CannotServe, Reason
+from torchbay._reason import CannotServe, Reason, Unsettled
 from torchbay._registry import choose, notify
 from torchbay._settings import Settings
 from torchbay._source import definition
@@ -178,6 +178,9 @@ class Dispatcher:
             if made is None:
                 self._note_recompile(call, reasons)
             return made  # noqa: TRY300 - what follows is about what cannot be served
+        except Unsettled as more:
+            self._codes |= more.codes
+            return None
         except CannotServe as refusal:
             return self._eager_route(call, refusal.reason)
         except TorchbayError:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import CodeType
+from typing import Any
+
 import attrs
 
-__all__ = ["CannotServe", "Reason"]
+__all__ = ["CannotServe", "Reason", "Unsettled"]
 
 
 @attrs.frozen
@@ -27,3 +31,11 @@ class CannotServe(Exception):
     def __init__(self, what: str, *, where: str = "", remedy: str = "") -> None:
         self.reason = Reason(what, where, remedy)
         super().__init__(str(self.reason))
+
+
+class Unsettled(CannotServe):
+    """It takes another call to tell: code was met whose globals nobody has looked at yet."""
+
+    def __init__(self, codes: Mapping[CodeType, dict[str, Any]]) -> None:
+        super().__init__("its backward runs code that has yet to be looked at")
+        self.codes = codes

@@ -346,10 +346,12 @@ class _Lowering:
     def _copied(self, node: Node) -> Node:
         """Return a copy of a node: an output that is an input would alias it."""
         graph = self._graph.graph
-        with graph.inserting_before(graph.output_node()):
+        # Before anything is written: what is copied is what the inputs held.
+        end = self._kept[0] if self._kept else graph.output_node()
+        with graph.inserting_before(end):
             clone = graph.call_function(aten.clone.default, (node,))
         clone.meta = {**node.meta, "val": node.meta["val"].clone()}
-        self._stages.append(clone)
+        self._stages.renumber()
         return clone
 
     def _without_those(

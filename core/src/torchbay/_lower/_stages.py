@@ -105,9 +105,9 @@ class Stages:
         for index, node in enumerate(members):
             self._places[node] = Place(len(self._members), index)
 
-    def append(self, node: Node) -> None:
-        """Take up a node that was added to the graph's end."""
-        self._order[node] = len(self._order)
+    def renumber(self) -> None:
+        """Take up nodes that were added to the graph."""
+        self._order = {node: i for i, node in enumerate(self._module.graph.nodes)}
 
     def place(self, node: Node) -> Place | None:
         """Return where a node stands that is an input or that a stage computes."""

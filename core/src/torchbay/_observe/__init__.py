@@ -36,7 +36,7 @@ from torchbay._observe._ops import (
     record_of,
     sizes_of,
 )
-from torchbay._observe._profile import ProfileRecorder, profiled
+from torchbay._observe._profile import ProfileRecorder, StrictRecorder, profiled
 from torchbay._observe._reach import Holder, Reach, Reading
 from torchbay._observe._recorder import OpRecorder
 from torchbay._observe._rehearsal import (
@@ -75,6 +75,7 @@ __all__ = [
     "Reach",
     "Reading",
     "Snapshot",
+    "StrictRecorder",
     "argument_holders",
     "as_it_is",
     "elements",

@@ -31,14 +31,15 @@ from torchbay._observe._outside import (
     is_lookup,
     reads_all,
 )
+from torchbay._observe._reach import Reach
 from torchbay._observe._recorder import OpRecorder
 from torchbay._observe._snapshot import Change
-from torchbay._reason import Reason
+from torchbay._reason import CannotServe, Reason, Unsettled
 from torchbay._source import is_library_file, is_user_file, user_line
 from torchbay._torch_compat import compiled_name, is_dynamo_entry, suspend_compiler_flag
 from torchbay._torch_encoder import ENCODER_CODE, PADDED_CODE, drops_padding, follows
 
-__all__ = ["ProfileRecorder", "profiled"]
+__all__ = ["ProfileRecorder", "StrictRecorder", "profiled"]
 
 _TENSOR_METHODS = {
     "numpy": "numpy()",
@@ -219,6 +220,58 @@ class ProfileRecorder:
         if (blamed := _blamed(caller)) is not None:
             where = f"{blamed.f_code.co_filename}:{blamed.f_lineno}"
             self.obstacles.append(Reason(what, where))
+
+
+class StrictRecorder(ProfileRecorder):
+    """A profile function that stops what no graph can do before it is done.
+
+    Attributes:
+        unknown: Code that was about to run, with its globals, which nobody has looked at.
+    """
+
+    def __init__(self, operators: OpRecorder, reach: Reach) -> None:
+        super().__init__(operators)
+        self.unknown: dict[CodeType, dict[str, Any]] = {}
+        self._reach = reach
+
+    def __call__(self, frame: FrameType, event: str, function: Any) -> None:
+        super().__call__(frame, event, function)
+        self.check()
+
+    def check(self) -> None:
+        """Raise what stopped it, for code that caught that.
+
+        Raises:
+            Unsettled: Code was about to run that nobody has looked at.
+            CannotServe: Something else no graph can do.
+        """
+        if self.unknown:
+            raise Unsettled(self.unknown)
+        for obstacle in self.obstacles:
+            raise CannotServe(f"its backward: {obstacle.what}", where=obstacle.where)
+        for change in self.effects:
+            raise CannotServe(f"its backward changes {change.path}")
+
+    def _add(self, code: CodeType, frame: FrameType) -> None:
+        if _is_generated(frame):
+            return
+        super()._add(code, frame)
+        if code not in self.user_codes:
+            return
+        if code not in self._reach.codes:
+            self.unknown[code] = frame.f_globals
+        for name in code.co_freevars:
+            value = frame.f_locals.get(name)
+            if isinstance(value, (list, dict, set)) and id(value) not in self._reach.holders:
+                where = f"{code.co_filename}:{code.co_firstlineno}"
+                self.obstacles.append(Reason(f"{name} cannot be watched", where))
+
+
+def _is_generated(frame: FrameType) -> bool:
+    """Whether code without a file was generated for a class of those that compute the fakes."""
+    module = str(frame.f_globals.get("__name__", ""))
+    is_theirs = module.partition(".")[0] in {"torch", "sympy", "mpmath", "torchbay"}
+    return is_theirs and frame.f_code.co_filename.startswith("<")
 
 
 def _is_users(frame: FrameType) -> bool:

@@ -92,11 +92,13 @@ class Reach:
     Attributes:
         holders: The containers, by identity.
         names: Names that objects hold, for code to read attributes without naming them.
+        codes: The code whose globals have been looked at.
     """
 
     def __init__(self) -> None:
         self.holders: dict[int, Holder] = {}
         self.names: set[str] = set()
+        self.codes: set[CodeType] = set()
         self._parts: dict[int, list[Holder]] = {}
         self._roots: list[int] = []
         self._weak_roots: list[int] = []
@@ -123,6 +125,7 @@ class Reach:
 
         What it imports where it runs is added as well.
         """
+        self.codes |= codes.keys()
         names = [(codes[code], name) for code in codes for name in dict.fromkeys(code.co_names)]
         for code, variables in codes.items():
             for module, taken in imports_in(code, variables):

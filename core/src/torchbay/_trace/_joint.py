@@ -10,7 +10,7 @@ import attrs
 import torch
 from torch.fx import GraphModule, Node
 
-from torchbay._observe import Observation, OpRecorder, ProfileRecorder, Snapshot, profiled
+from torchbay._observe import Observation, OpRecorder, Snapshot, StrictRecorder, profiled
 from torchbay._reason import CannotServe
 from torchbay._torch_autograd import (
     edge_of,
@@ -49,7 +49,7 @@ class Joint:
     root_of: Mapping[int, int]
     written: Mapping[int, int]
     wanted: tuple[int, ...]
-    profile: ProfileRecorder
+    profile: StrictRecorder
 
 
 class Differentiation:
@@ -89,7 +89,7 @@ class Differentiation:
         if not roots.found:
             return []
         tangents = [tracer.tangent_of(root) for root in roots.found]
-        profile = ProfileRecorder(OpRecorder())
+        profile = StrictRecorder(OpRecorder(), self._observation.reach)
         try:
             gradients = self._gradients(roots.found, tangents, tracer, profile)
         except RuntimeError as error:
@@ -113,7 +113,7 @@ class Differentiation:
         roots: Sequence[torch.Tensor],
         tangents: Sequence[torch.Tensor],
         tracer: OpTracer,
-        profile: ProfileRecorder,
+        profile: StrictRecorder,
     ) -> Sequence[torch.Tensor | None]:
         if not self._edges:
             raise CannotServe("its result needs gradients, and none of its inputs does")
@@ -122,10 +122,8 @@ class Differentiation:
             gradients = torch.autograd.grad(
                 roots, [*self._edges.values()], tangents, allow_unused=True
             )
-        for obstacle in profile.obstacles:
-            raise CannotServe(f"its backward: {obstacle.what}", where=obstacle.where)
-        changes = [c for effect in before.effects() for c in effect.changes]
-        for change in (*changes, *profile.effects):
+        profile.check()
+        for change in (c for effect in before.effects() for c in effect.changes):
             raise CannotServe(f"its backward changes Python state: {change.path}")
         return gradients
 
