@@ -268,10 +268,11 @@ class StrictRecorder(ProfileRecorder):
 
 
 def _is_generated(frame: FrameType) -> bool:
-    """Whether code without a file was generated for a class of those that compute the fakes."""
+    """Whether code was generated for a dataclass or the like of those that compute the fakes."""
     module = str(frame.f_globals.get("__name__", ""))
     is_theirs = module.partition(".")[0] in {"torch", "sympy", "mpmath", "torchbay"}
-    return is_theirs and frame.f_code.co_filename.startswith("<")
+    is_anyones = module.startswith("namedtuple_")
+    return (is_theirs or is_anyones) and frame.f_code.co_filename.startswith("<")
 
 
 def _is_users(frame: FrameType) -> bool:
