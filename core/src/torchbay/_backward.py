@@ -17,6 +17,7 @@ from torchbay._build import Built, compiling
 from torchbay._guards import compile_source
 from torchbay._lower import INPUTS, LAST, BackwardPart, Given, Place, Training, present
 from torchbay._source import Names
+from torchbay._torch_autograd import keeps_graph
 from torchbay._torch_compat import plain_execution
 from torchbay._torch_symbols import symbols_of
 from torchbay.errors import DoubleBackward
@@ -44,6 +45,7 @@ class Backward:
     name: str
     _built: dict[frozenset[int], Built] = attrs.field(factory=dict)
     _runs: dict[frozenset[int], Run] = attrs.field(factory=dict)
+    _needed: dict[frozenset[int], frozenset[int]] = attrs.field(factory=dict)
 
     @property
     def compiled(self) -> tuple[Built, ...]:
@@ -82,6 +84,18 @@ class Backward:
         run = self._run_for(frozenset(i for i, t in enumerate(tangents) if t is not None))
         with plain_execution():
             return run(saved, numbers, tangents, forms)
+
+    def left(self, spent: frozenset[int]) -> frozenset[int]:
+        """Return the roots that a backward of these leaves the others to be differentiated."""
+        groups = (group for group in self.training.groups if group.isdisjoint(spent))
+        return frozenset().union(*groups)
+
+    def needed(self, roots: frozenset[int]) -> frozenset[int]:
+        """Return which of what is saved the backward of these roots takes."""
+        if roots not in self._needed:
+            given = present(self.training.backward, roots).given if roots else ()
+            self._needed[roots] = frozenset(g.index for g in given if g.kind == "saved")
+        return self._needed[roots]
 
     def _run_for(self, wanted: frozenset[int]) -> Run:
         if (run := self._runs.get(wanted)) is None:
@@ -244,13 +258,13 @@ class _Served(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         ctx.served_by, ctx.numbers = backward, numbers
         ctx.forms = [(root.shape, root.dtype, root.device) for root in plain]
+        ctx.left, ctx.kept = frozenset(range(len(plain))), []
         return (*plain, link)
 
     @staticmethod
     def backward(ctx: Any, *tangents: torch.Tensor | None) -> tuple[Any, ...]:
         backward: Backward = ctx.served_by
-        *saved, link = ctx.saved_tensors
-        ctx.maybe_clear_saved_tensors()
+        *saved, link = _taken(ctx, frozenset(i for i, t in enumerate(tangents) if t is not None))
         gradients = backward(saved, ctx.numbers, tangents[:-1], ctx.forms)
         if torch.is_grad_enabled():
             given = (link, *(t for t in tangents if t is not None))
@@ -258,6 +272,27 @@ class _Served(torch.autograd.Function):
                 None if g is None else _Once.apply(backward.name, g, *given) for g in gradients
             ]
         return (None, None, None, None, None, *gradients)
+
+
+def _taken(ctx: Any, wanted: frozenset[int]) -> Sequence[torch.Tensor]:
+    """Take what was saved; keep only what other roots need that eager would keep it for."""
+    try:
+        found: Sequence[torch.Tensor] = ctx.saved_tensors
+    except RuntimeError:
+        if not wanted <= ctx.left:
+            raise
+        found = ctx.kept
+    if not keeps_graph():
+        backward: Backward = ctx.served_by
+        ctx.left &= backward.left(wanted)
+        needed = backward.needed(ctx.left)
+        # Without their history, which leads back to here.
+        ctx.kept = [t.data if i in needed else _NOTHING for i, t in enumerate(found)]
+        ctx.maybe_clear_saved_tensors()
+    return found
+
+
+_NOTHING = torch.empty(0)
 
 
 class _Once(torch.autograd.Function):

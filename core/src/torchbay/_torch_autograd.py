@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -14,11 +14,13 @@ __all__ = [
     "Partitioner",
     "anchored",
     "edge_of",
+    "groups_of",
     "has_gradient_hooks",
     "in_this_thread",
     "is_about_spent_graph",
     "is_plain_view",
     "is_spent",
+    "keeps_graph",
     "partitioned",
     "without_autocast",
 ]
@@ -136,6 +138,45 @@ def is_spent(tensor: torch.Tensor) -> bool:
             return True
         pending += [following for following, _ in node.next_functions]
     return False
+
+
+def keeps_graph() -> bool:
+    """Whether the backward that runs in this thread was asked to keep what it uses."""
+    return bool(torch._C._autograd._get_current_graph_task_keep_graph())
+
+
+def groups_of(
+    roots: Sequence[torch.Tensor], edges: Sequence[GradientEdge]
+) -> tuple[frozenset[int], ...]:
+    """Return which roots a backward of any one of them uses up, as autograd sees it.
+
+    Args:
+        roots: The roots.
+        edges: Where their history ends, as far as it belongs to them.
+    """
+    ends = {edge.node for edge in edges}
+    groups: list[tuple[set[int], set[Any]]] = []
+    for number, root in enumerate(roots):
+        members, nodes = {number}, _saving_nodes(root, ends)
+        for group in [g for g in groups if not g[1].isdisjoint(nodes)]:
+            groups.remove(group)
+            members, nodes = members | group[0], nodes | group[1]
+        groups.append((members, nodes))
+    return tuple(frozenset(members) for members, _ in groups)
+
+
+def _saving_nodes(root: torch.Tensor, ends: set[Any]) -> set[Any]:
+    """Return the functions behind a root that keep something for their backward."""
+    pending, seen = [root.grad_fn], set(ends)
+    found = set()
+    while pending:
+        node = pending.pop()
+        if node is not None and node not in seen:
+            seen.add(node)
+            pending += [following for following, _ in node.next_functions]
+            if any(name.startswith("_raw_saved") for name in dir(node)):
+                found.add(node)
+    return found
 
 
 def _has_let_go(node: Any) -> bool:

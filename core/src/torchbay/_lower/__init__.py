@@ -260,6 +260,7 @@ class _Lowering:
             BackwardHalf(graph, taken.located(arranged_given), halves.reached),
             taken.bytes,
             frozenset(number for number, fake in enumerate(joint.roots) if fake.dim() == 0),
+            joint.groups,
         )
 
     def _root(self, node: Node) -> Place:

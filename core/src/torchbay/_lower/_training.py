@@ -64,6 +64,7 @@ class Training:
         backward: The backward half.
         saved_bytes: How much memory that takes which is no input, as in the observed call.
         scalars: The roots that are scalars, as a loss is.
+        groups: The roots that go together: a backward of one lets go of what the others need.
         private: The outputs of the last graph that only the backward takes.
     """
 
@@ -76,6 +77,7 @@ class Training:
     backward: BackwardHalf
     saved_bytes: int
     scalars: frozenset[int]
+    groups: tuple[frozenset[int], ...]
     private: frozenset[int] = frozenset()
 
     def hiding(self, shown: Iterable[Source]) -> Training:

@@ -14,6 +14,7 @@ from torchbay._observe import Observation, OpRecorder, Snapshot, StrictRecorder,
 from torchbay._reason import CannotServe
 from torchbay._torch_autograd import (
     edge_of,
+    groups_of,
     is_about_spent_graph,
     is_plain_view,
     is_spent,
@@ -41,6 +42,7 @@ class Joint:
             gradient and for views of inputs.
         written: The inputs whose new value is a root.
         wanted: The inputs that get the gradients, in order.
+        groups: The roots that go together: a backward of one lets go of what the others need.
         profile: What user code the backward ran.
     """
 
@@ -49,6 +51,7 @@ class Joint:
     root_of: Mapping[int, int]
     written: Mapping[int, int]
     wanted: tuple[int, ...]
+    groups: tuple[frozenset[int], ...]
     profile: StrictRecorder
 
 
@@ -88,6 +91,7 @@ class Differentiation:
         written_roots = {i: roots.add(self._fakes[i]) for i in self._written()}
         if not roots.found:
             return []
+        groups = groups_of(roots.found, [*self._edges.values()])
         tangents = [tracer.tangent_of(root) for root in roots.found]
         profile = StrictRecorder(OpRecorder(), self._observation.reach)
         try:
@@ -99,7 +103,13 @@ class Differentiation:
             return []
         wanted = [i for i, g in zip(self._edges, gradients, strict=True) if g is not None]
         self.joint = Joint(
-            tuple(roots.found), tuple(tangents), roots.of, written_roots, tuple(wanted), profile
+            tuple(roots.found),
+            tuple(tangents),
+            roots.of,
+            written_roots,
+            tuple(wanted),
+            groups,
+            profile,
         )
         return [*roots.found, *tangents, *(g for g in gradients if g is not None)]
 
