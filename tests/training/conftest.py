@@ -138,8 +138,8 @@ def _warm(compiled: Any, *args: Any) -> None:
 def served() -> Callable[..., Any]:
     """Compile a program and train it until calls like this one are served from a graph."""
 
-    def serve(program: Callable[..., Any], *args: Any, backend: Any = "eager") -> Any:
-        compiled = torchbay.compile(program, backend=backend, fullgraph=True)
+    def serve(program: Any, *args: Any, backend: Any = "eager", **settings: Any) -> Any:
+        compiled = torchbay.compile(program, backend=backend, fullgraph=True, **settings)
         _warm(compiled, *args)
         assert torchbay.explain(compiled).calls["graph"] == 2
         for tensor in [*getattr(program, "parameters", list)(), *args]:

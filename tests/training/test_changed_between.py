@@ -78,15 +78,12 @@ def test_is_never_wrong_after_a_change_of(name, served):
     assert found is None or torch.equal(found, unchanged)
 
 
-@pytest.mark.parametrize("name", [name for name in PROGRAMS if "input" in name])
-def test_raises_nothing_where_eager_does_not_after_a_change_of(name, served):
-    """Batches are read into one buffer: what eager allows there has to work."""
-    program, changed = PROGRAMS[name]
+def test_takes_another_input_where_only_a_comparison_was_made_of_the_first(served):
+    """What min-cut keeps may be the input itself, which then must stay; here it keeps the mask."""
+    program, changed = PROGRAMS["an input that is only compared"]
     x, w = torch.randn(4, 3), torch.randn(3, requires_grad=True)
     compiled = served(program, x, w)
-    expected = gradient(program, w, x.clone(), changed)
-    found = gradient(compiled, w, x.clone(), changed)
-    assert (found is None) == (expected is None)
+    assert gradient(compiled, w, x.clone(), changed) is not None
 
 
 def test_uses_the_values_of_the_forward_pass_when_weights_were_replaced(net, served, gradients):

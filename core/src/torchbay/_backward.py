@@ -279,7 +279,7 @@ def _taken(ctx: Any, wanted: frozenset[int]) -> Sequence[torch.Tensor]:
     try:
         found: Sequence[torch.Tensor] = ctx.saved_tensors
     except RuntimeError:
-        if not wanted <= ctx.left:
+        if not ctx.kept or not wanted <= ctx.left:
             raise
         found = ctx.kept
     if not keeps_graph():

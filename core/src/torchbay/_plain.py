@@ -34,7 +34,7 @@ class PlainOptions:
 
 @attrs.frozen(eq=False)
 class PlainBackend:
-    """A plain function seen as a `Backend` for static inference on every device."""
+    """A plain function seen as a `Backend` for static graphs on every device."""
 
     function: PlainFunction
     options: type[PlainOptions] = attrs.field(init=False, repr=False)
@@ -55,8 +55,8 @@ class PlainBackend:
 
     @property
     def capabilities(self) -> Capabilities:
-        """Static inference, wherever PyTorch has tensors."""
-        return Capabilities(devices=_devices())
+        """Static graphs, wherever PyTorch has tensors."""
+        return Capabilities(devices=_devices(), training=True)
 
     def fingerprint(self) -> Mapping[str, str]:
         """Name the function; what it depends on is unknown."""
