@@ -53,6 +53,8 @@ class Ledger:
         self.kept.append(tensor)
         yield f"{name}.class", type(tensor).__qualname__
         yield f"{name}.identity", self.tensors.setdefault(id(tensor), len(self.tensors))
+        if nn.parameter.is_lazy(tensor):
+            return
         for key in ("dtype", "device", "layout", "requires_grad", "is_leaf"):
             yield f"{name}.{key}", str(getattr(tensor, key))
         yield f"{name}.shape", tuple(tensor.shape) if not tensor.is_nested else "nested"
