@@ -9,7 +9,7 @@ import attrs
 import torch
 from torch.utils._pytree import tree_leaves
 
-__all__ = ["PASSES", "Pass", "leaves_among", "tensors_among"]
+__all__ = ["FEW", "PASSES", "TWICE", "WITHOUT_LAST", "Pass", "leaves_among", "tensors_among"]
 
 Tangent = Callable[[torch.Tensor, torch.Generator], torch.Tensor]
 
@@ -65,18 +65,21 @@ class Pass:
             torch.autograd.backward(kept, tangents, retain_graph=last > 0, inputs=wanted or None)
 
 
+WITHOUT_LAST = Pass(outputs=slice(-1))
+TWICE = Pass(times=2)
+
+FEW = (Pass(), Pass(), Pass(strided), Pass(expanded))
+"""A call each. The first is observed; the second shows whether calls of its kind hit a graph."""
+
 PASSES = (
-    Pass(),
-    Pass(),
-    Pass(strided),
-    Pass(expanded),
+    *FEW,
     Pass(lazy),
     Pass(outputs=slice(1, None)),
-    Pass(outputs=slice(-1)),
+    WITHOUT_LAST,
     Pass(leaves=slice(1)),
-    Pass(times=2),
+    TWICE,
 )
-"""A call each. The first is observed; the second shows whether calls of its kind hit a graph."""
+"""All there are."""
 
 
 def tensors_among(value: Any) -> list[torch.Tensor]:

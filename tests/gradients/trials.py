@@ -23,11 +23,13 @@ __all__ = [
     "BROKEN",
     "Arguments",
     "Trial",
+    "Wrap",
     "copied",
     "play",
     "share_from_graphs",
     "spread",
     "table",
+    "unchanged",
     "with_passes",
 ]
 
@@ -84,9 +86,14 @@ def _copy(tensor: torch.Tensor, factor: float) -> torch.Tensor:
     return made.requires_grad_(tensor.requires_grad)
 
 
+def unchanged(program: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a program as it is."""
+    return program
+
+
 def with_passes(
     make: Callable[[Any, int], Arguments],
-    through: Wrap = lambda program: program,
+    through: Wrap = unchanged,
     passes: Sequence[Pass] = PASSES,
 ) -> list[Call]:
     """Return a call for each pass, with arguments made from the world and the call's number."""
