@@ -5,7 +5,7 @@
 
 The default run tries two sample inputs of each module with ``backward()`` outside, and one inside a
 compiled training step; in training mode, and in evaluation mode where that differs. The slow one
-tries all. Parameters and buffers are compared after each call, as are results and gradients.
+tries up to 30 of each. Parameters and buffers are compared after each call, as are results and gradients.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ from trials import (
 from torchbay.testing._groups import quietly
 
 MODULES = {entry.name: entry for entry in module_db}
-OUTSIDE, INSIDE = 2, 1
+OUTSIDE, INSIDE, MANY = 2, 1, 30
 
 
-def samples_of(name: str, count: int | None, *, training: bool) -> list[Any]:
+def samples_of(name: str, count: int, *, training: bool) -> list[Any]:
     torch.manual_seed(0)
     entry = MODULES[name]
     with quietly(), torch.enable_grad():
@@ -108,7 +108,7 @@ def modes_of(name: str) -> tuple[bool, ...]:
 def trials_of(name: str, *, full: bool) -> Iterator[Trial]:
     """Try a module on samples of its inputs."""
     for training in modes_of(name):
-        samples = samples_of(name, None if full else OUTSIDE, training=training)
+        samples = samples_of(name, MANY if full else OUTSIDE, training=training)
         for number, sample in enumerate(samples):
             label = f"{name}, {'training' if training else 'evaluation'}, sample {number}"
             given = sample.forward_input
@@ -129,7 +129,7 @@ def test_module(name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MODULES)
-def test_module_on_every_sample(name):
+def test_module_on_many_samples(name):
     assert [str(t) for t in trials_of(name, full=True) if t.verdict in BROKEN] == []
 
 
@@ -145,4 +145,4 @@ def test_prints_the_counts_and_is_never_wrong(trials, capsys):
 
 
 def test_serves_most_programs_from_graphs(trials):
-    assert share_from_graphs(trials) >= 0.9
+    assert share_from_graphs(trials) >= 0.98

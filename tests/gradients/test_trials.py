@@ -201,7 +201,6 @@ def test_tries_each_kind_of_tangent():
 def test_spreads_a_sample_over_what_there_is():
     assert spread(range(10), 2) == [0, 5]
     assert spread(range(2), 3) == [0, 1]
-    assert spread(range(3), None) == [0, 1, 2]
 
 
 def test_counts_by_verdict_and_reason():
