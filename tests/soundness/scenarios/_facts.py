@@ -53,6 +53,8 @@ class Ledger:
         self.kept.append(tensor)
         yield f"{name}.class", type(tensor).__qualname__
         yield f"{name}.identity", self.tensors.setdefault(id(tensor), len(self.tensors))
+        if nn.parameter.is_lazy(tensor):
+            return
         for key in ("dtype", "device", "layout", "requires_grad", "is_leaf"):
             yield f"{name}.{key}", str(getattr(tensor, key))
         yield f"{name}.shape", tuple(tensor.shape) if not tensor.is_nested else "nested"
@@ -63,7 +65,16 @@ class Ledger:
             yield f"{name}.dense", Values(_copy(tensor.to_dense()))
         # Asking another tensor for its gradient warns.
         if (tensor.is_leaf or tensor.retains_grad) and tensor.grad is not None:
-            yield from self._of_tensor(f"{name}.grad", tensor.grad)
+            yield from self._of_gradient(f"{name}.grad", tensor.grad)
+
+    def _of_gradient(self, name: str, tensor: torch.Tensor) -> Iterator[tuple[str, Any]]:
+        """Yield the facts of a gradient, less what no reader of values and strides can tell."""
+        for fact, value in self._of_tensor(name, tensor):
+            if fact == f"{name}.strides":
+                sized = zip(tensor.shape, tensor.stride(), strict=True)
+                yield fact, [stride for size, stride in sized if size != 1]
+            elif fact != f"{name}.bits":
+                yield fact, value
 
     def _of_memory(self, name: str, tensor: torch.Tensor) -> Iterator[tuple[str, Any]]:
         storage = tensor.untyped_storage()
@@ -108,7 +119,8 @@ class Values:
         if not tolerance or not (self.values.is_floating_point() or self.values.is_complex()):
             return _bytes(self.values) != _bytes(other.values)
         one, two = self.values.to(torch.complex128), other.values.to(torch.complex128)
-        return not torch.allclose(one, two, tolerance, tolerance, equal_nan=True)
+        size = one.abs().nan_to_num(0.0, 0.0, 0.0).max().item() if one.numel() else 0.0
+        return not torch.allclose(one, two, tolerance, tolerance * max(1.0, size), equal_nan=True)
 
     def __repr__(self) -> str:
         return repr(self.values.flatten()[:8].tolist())

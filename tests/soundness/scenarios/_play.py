@@ -112,7 +112,8 @@ def play(scenario: Scenario, compile: Callable[[Any], Any]) -> Played:  # noqa: 
 
 def _moment(step: Call, program: Program, compiled: Any, ledger: Ledger, seed: int) -> Moment:
     with torch.random.fork_rng(devices=[]), _quiet():
-        torch.manual_seed(seed)
+        # torch.manual_seed also formats a stack trace for each kind of device that is not there.
+        torch.default_generator.manual_seed(seed)
         args, kwargs = step.make(program.world)
     outside = {"args": args, "kwargs": kwargs, "world": program.world}
     before = _facts(ledger, outside)
