@@ -22,6 +22,7 @@ __all__ = [
     "is_spent",
     "keeps_graph",
     "partitioned",
+    "roots_behind",
     "without_autocast",
 ]
 
@@ -128,16 +129,7 @@ def is_about_spent_graph(error: RuntimeError) -> bool:
 
 def is_spent(tensor: torch.Tensor) -> bool:
     """Whether a backward has let go of what the gradient of a tensor is computed from."""
-    pending, seen = [tensor.grad_fn], set()
-    while pending:
-        node = pending.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        if _has_let_go(node):
-            return True
-        pending += [following for following, _ in node.next_functions]
-    return False
+    return any(map(_has_let_go, _nodes_behind(tensor, set())))
 
 
 def keeps_graph() -> bool:
@@ -165,18 +157,29 @@ def groups_of(
     return tuple(frozenset(members) for members, _ in groups)
 
 
-def _saving_nodes(root: torch.Tensor, ends: set[Any]) -> set[Any]:
-    """Return the functions behind a root that keep something for their backward."""
+def roots_behind(
+    roots: Sequence[torch.Tensor], edges: Sequence[GradientEdge]
+) -> list[frozenset[int]]:
+    """Return, for each edge, the roots that autograd gets to it from."""
+    behind = [_nodes_behind(root, set()) for root in roots]
+    return [frozenset(i for i, nodes in enumerate(behind) if e.node in nodes) for e in edges]
+
+
+def _nodes_behind(root: torch.Tensor, ends: set[Any]) -> set[Any]:
+    """Return the functions behind a root, those of the ends and behind them left out."""
     pending, seen = [root.grad_fn], set(ends)
-    found = set()
     while pending:
         node = pending.pop()
         if node is not None and node not in seen:
             seen.add(node)
             pending += [following for following, _ in node.next_functions]
-            if any(name.startswith("_raw_saved") for name in dir(node)):
-                found.add(node)
-    return found
+    return seen - ends
+
+
+def _saving_nodes(root: torch.Tensor, ends: set[Any]) -> set[Any]:
+    """Return the functions behind a root that keep something for their backward."""
+    nodes = _nodes_behind(root, ends)
+    return {n for n in nodes if any(name.startswith("_raw_saved") for name in dir(n))}
 
 
 def _has_let_go(node: Any) -> bool:

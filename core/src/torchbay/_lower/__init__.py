@@ -14,7 +14,7 @@ from torch.fx import GraphModule, Node
 
 from torchbay._lower._composites import kernels_of, recompose
 from torchbay._lower._functional import functional, writes
-from torchbay._lower._halves import Halves, gradients_reached, split
+from torchbay._lower._halves import Halves, split
 from torchbay._lower._places import (
     INPUTS,
     LAST,
@@ -113,9 +113,7 @@ def lower(trace: Trace, capabilities: Capabilities, partitioner: Partitioner) ->
     graph = copy.deepcopy(graph) if graph is trace.graph else graph
     prune(graph.graph)
     if trace.joint is not None:
-        inputs, gradients = len(trace.fakes), len(trace.joint.wanted)
-        reached = gradients_reached(trace.graph, inputs, gradients)
-        halves = split(graph, inputs, reached, partitioner)
+        halves = split(graph, len(trace.fakes), len(trace.joint.wanted), partitioner)
         return _Lowering(trace, halves.forward, capabilities, halves).lowered()
     recompose(graph, capabilities.keep)
     return _Lowering(trace, graph, capabilities).lowered()
@@ -257,7 +255,7 @@ class _Lowering:
             tuple(taken.numbers),
             tuple(joint.written.items()),
             joint.wanted,
-            BackwardHalf(graph, taken.located(arranged_given), halves.reached),
+            BackwardHalf(graph, taken.located(arranged_given), joint.reached),
             taken.bytes,
             frozenset(number for number, fake in enumerate(joint.roots) if fake.dim() == 0),
             joint.groups,

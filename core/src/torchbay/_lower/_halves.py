@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import attrs
 import torch
@@ -15,7 +14,7 @@ from torchbay._lower._prune import has_effect, is_random, prune
 from torchbay._reason import CannotServe
 from torchbay._torch_autograd import Partitioner, partitioned
 
-__all__ = ["Halves", "gradients_reached", "is_tangent", "split"]
+__all__ = ["Halves", "is_tangent", "split"]
 
 aten = torch.ops.aten
 _TANGENT = "tangents_"
@@ -29,12 +28,10 @@ class Halves:
         forward: Returns what the joint graph returned before the gradients, then what the backward
             half takes. Ends in the copies into inputs that the joint graph ended in.
         backward: Takes that, then the tangents; returns the gradients.
-        reached: The tangents that each gradient depends on.
     """
 
     forward: GraphModule
     backward: GraphModule
-    reached: tuple[frozenset[int], ...]
 
 
 def is_tangent(node: Node) -> bool:
@@ -42,33 +39,13 @@ def is_tangent(node: Node) -> bool:
     return node.op == "placeholder" and str(node.target).startswith(_TANGENT)
 
 
-def gradients_reached(joint: GraphModule, inputs: int, gradients: int) -> list[frozenset[int]]:
-    """Return the tangents that each gradient of a joint graph depends on.
-
-    Args:
-        joint: The graph as traced: decompositions may drop what a gradient is multiplied by zero.
-        inputs: How many inputs it has before the tangents.
-        gradients: How many gradients it returns last.
-    """
-    reached: dict[Node, frozenset[int]] = {}
-    for position, node in enumerate(joint.graph.find_nodes(op="placeholder")):
-        reached[node] = frozenset({position - inputs} if position >= inputs else ())
-    for node in joint.graph.nodes:
-        if node not in reached:
-            reached[node] = frozenset().union(*(reached[used] for used in node.all_input_nodes))
-    returned: Sequence[Any] = joint.graph.output_node().args[0]  # type: ignore[assignment]
-    return [reached[node] for node in returned[len(returned) - gradients :]]
-
-
-def split(
-    joint: GraphModule, inputs: int, reached: Sequence[frozenset[int]], partitioner: Partitioner
-) -> Halves:
+def split(joint: GraphModule, inputs: int, gradients: int, partitioner: Partitioner) -> Halves:
     """Split a functional joint graph.
 
     Args:
         joint: The graph; it is changed.
         inputs: How many inputs it has before the tangents.
-        reached: The tangents that each of the gradients depends on which it returns last.
+        gradients: How many gradients it returns last.
         partitioner: How to choose what is saved.
 
     Raises:
@@ -81,7 +58,7 @@ def split(
         node.name = node.target = f"{_TANGENT}{number}"
     copies = _without_copies(joint)
     returned: list[Node] = list(graph.output_node().args[0])  # type: ignore[arg-type]
-    end = len(returned) - len(reached)
+    end = len(returned) - gradients
     # What must run although nobody needs it has to be asked for.
     wanted = [*returned[:end], *copies.values(), *_effects_before_tangents(graph)]
     names, targets = [node.name for node in wanted], [target.name for target in copies]
@@ -89,7 +66,7 @@ def split(
     forward, backward = partitioned(joint, len(wanted), partitioner)
     _prune_backward(backward.graph)
     _finish_forward(forward, backward, names, end, targets)
-    return Halves(forward, backward, tuple(reached))
+    return Halves(forward, backward)
 
 
 def _without_copies(joint: GraphModule) -> dict[Node, Node]:

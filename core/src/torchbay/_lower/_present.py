@@ -43,13 +43,14 @@ def present(half: BackwardHalf, wanted: frozenset[int]) -> BackwardPart:
     module = copy.deepcopy(half.graph)
     graph = module.graph
     given = dict(zip(graph.find_nodes(op="placeholder"), half.given, strict=True))
-    absent = _absent(graph, given, wanted)
+    _leave_out(graph, given, wanted)
     returned: Sequence[Node] = graph.output_node().args[0]  # type: ignore[assignment]
     gradients = [
-        node if reached & wanted and node not in absent else None
+        node if reached & wanted else None
         for node, reached in zip(returned, half.reached, strict=True)
     ]
     outputs, passed = _outputs(gradients)
+    bases = {node: base_of(node) for node in gradients if node is not None}
     graph.output_node().args = (tuple(outputs),)
     for node in reversed(list(graph.nodes)):
         if node.op == "call_function" and not node.users:
@@ -58,7 +59,9 @@ def present(half: BackwardHalf, wanted: frozenset[int]) -> BackwardPart:
     inputs = [*kept, *(node for node in passed if not node.users)]
     places = {node: Place(INPUTS, i) for i, node in enumerate(inputs)}
     places |= {node: Place(LAST, i) for i, node in enumerate(outputs)}
-    sources = tuple(_source(node, places) if node is not None else None for node in gradients)
+    sources = tuple(
+        _source(node, bases[node], places) if node is not None else None for node in gradients
+    )
     for node in [node for node in given if not node.users]:
         graph.erase_node(node)
     graph.lint()
@@ -66,8 +69,8 @@ def present(half: BackwardHalf, wanted: frozenset[int]) -> BackwardPart:
     return BackwardPart(module, tuple(given[node] for node in inputs), sources)
 
 
-def _absent(graph: Graph, given: Mapping[Node, Given], wanted: frozenset[int]) -> set[Node]:
-    """Return the nodes that autograd would not compute; let sums go on without them."""
+def _leave_out(graph: Graph, given: Mapping[Node, Given], wanted: frozenset[int]) -> None:
+    """Let sums go on without what autograd would not compute."""
     behind: set[Node] = set()
     absent: set[Node] = set()
     for node in list(graph.nodes):
@@ -83,7 +86,6 @@ def _absent(graph: Graph, given: Mapping[Node, Given], wanted: frozenset[int]) -
                 absent.add(node)
             elif missing and (left := _other_summand(node, missing)) is not None:
                 node.replace_all_uses_with(left)
-    return absent
 
 
 def _other_summand(node: Node, missing: Sequence[Node]) -> Node | None:
@@ -112,8 +114,7 @@ def _outputs(gradients: Sequence[Node | None]) -> tuple[list[Node], list[Node]]:
     return outputs, inputs
 
 
-def _source(node: Node, places: Mapping[Node, Place]) -> Source:
+def _source(node: Node, base: Node, places: Mapping[Node, Place]) -> Source:
     if (place := places.get(node)) is not None:
         return place
-    base = base_of(node)
     return view_between(base.meta["val"], node.meta["val"], places[base], {})

@@ -253,7 +253,7 @@ class StrictRecorder(ProfileRecorder):
             raise CannotServe(f"its backward changes {change.path}")
 
     def _add(self, code: CodeType, frame: FrameType) -> None:
-        if _is_generated(frame):
+        if _is_generated(frame) or _is_importing(frame):
             return
         super()._add(code, frame)
         if code not in self.user_codes:
@@ -265,6 +265,14 @@ class StrictRecorder(ProfileRecorder):
             if isinstance(value, (list, dict, set)) and id(value) not in self._reach.holders:
                 where = f"{code.co_filename}:{code.co_firstlineno}"
                 self.obstacles.append(Reason(f"{name} cannot be watched", where))
+
+
+def _is_importing(frame: FrameType) -> bool:
+    """Whether code runs because PyTorch imports something where it is first needed."""
+    caller: FrameType | None = frame
+    while caller is not None and not caller.f_code.co_filename.startswith("<frozen importlib"):
+        caller = caller.f_back
+    return caller is not None
 
 
 def _is_generated(frame: FrameType) -> bool:

@@ -18,6 +18,7 @@ from torchbay._torch_autograd import (
     is_about_spent_graph,
     is_plain_view,
     is_spent,
+    roots_behind,
     without_autocast,
 )
 from torchbay._torch_compat import storage_id
@@ -42,6 +43,8 @@ class Joint:
             gradient and for views of inputs.
         written: The inputs whose new value is a root.
         wanted: The inputs that get the gradients, in order.
+        reached: The roots that each of those is computed from: without a tangent of any of them,
+            autograd gives none.
         groups: The roots that go together: a backward of one lets go of what the others need.
         profile: What user code the backward ran.
     """
@@ -51,6 +54,7 @@ class Joint:
     root_of: Mapping[int, int]
     written: Mapping[int, int]
     wanted: tuple[int, ...]
+    reached: tuple[frozenset[int], ...]
     groups: tuple[frozenset[int], ...]
     profile: StrictRecorder
 
@@ -91,7 +95,8 @@ class Differentiation:
         written_roots = {i: roots.add(self._fakes[i]) for i in self._written()}
         if not roots.found:
             return []
-        groups = groups_of(roots.found, [*self._edges.values()])
+        edges = [*self._edges.values()]
+        groups, reached = groups_of(roots.found, edges), roots_behind(roots.found, edges)
         tangents = [tracer.tangent_of(root) for root in roots.found]
         profile = StrictRecorder(OpRecorder(), self._observation.reach)
         try:
@@ -101,13 +106,17 @@ class Differentiation:
                 raise
             self.spent = frozenset(roots.of)
             return []
-        wanted = [i for i, g in zip(self._edges, gradients, strict=True) if g is not None]
+        given = [i for i, gradient in enumerate(gradients) if gradient is not None]
+        if not given:
+            raise CannotServe("its result needs gradients that lead to none of its inputs")
+        positions = [*self._edges]
         self.joint = Joint(
             tuple(roots.found),
             tuple(tangents),
             roots.of,
             written_roots,
-            tuple(wanted),
+            tuple(positions[i] for i in given),
+            tuple(reached[i] for i in given),
             groups,
             profile,
         )
