@@ -18,8 +18,10 @@ import torch
 _TORCH = str(Path(torch.__file__).parent) + "/"
 _packages = Path(torch.__file__).parent.parent
 _OURS = str(Path(__file__).parent) + "/"
-# What PyTorch computes symbols with.
-_SYMBOLS = tuple(f"{_packages}/{name}/" for name in ("sympy", "mpmath"))
+# What PyTorch itself runs on.
+_BELOW_TORCH = tuple(
+    f"{_packages}/{name}" for name in ("mpmath/", "networkx/", "sympy/", "typing_extensions.py")
+)
 _GENERATED = ("<frozen", "<attrs generated", "<torchbay", "<eval_with_key")
 _STDLIB = tuple(sysconfig.get_path(name) + "/" for name in ("stdlib", "platstdlib"))
 
@@ -30,7 +32,7 @@ def is_user_file(filename: str) -> bool:
     if filename.startswith(_GENERATED):
         return False
     if is_library_file(filename):
-        return not filename.startswith((_TORCH, _OURS, *_SYMBOLS))
+        return not filename.startswith((_TORCH, _OURS, *_BELOW_TORCH))
     return not filename.startswith((_TORCH, _OURS, *_STDLIB))
 
 
