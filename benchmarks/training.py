@@ -23,6 +23,7 @@ from typing import Any
 # Before torch is imported: afterwards it has no effect.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("KINETO_LOG_LEVEL", "99")
 
 import attrs
 import torch
@@ -57,17 +58,19 @@ NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 
 @attrs.frozen
 class Task:
-    """A model, a batch for it, and the loss of what it returns."""
+    """A model, a batch for it, the loss of what it returns, and how far gradients may be off."""
 
     model: torch.nn.Module
     inputs: Mapping[str, torch.Tensor]
     targets: torch.Tensor
     loss: Loss
+    allowed: float = 1e-4
 
     def on(self, device: str) -> Task:
         """Return the task with its model and its batch on ``device``."""
         inputs = {name: value.to(device) for name, value in self.inputs.items()}
-        return Task(self.model.to(device), inputs, self.targets.to(device), self.loss)
+        model, targets = self.model.to(device), self.targets.to(device)
+        return attrs.evolve(self, model=model, inputs=inputs, targets=targets)
 
 
 def own_loss(output: Any, _targets: torch.Tensor) -> torch.Tensor:
@@ -85,6 +88,7 @@ def cross_entropy(output: Any, targets: torch.Tensor) -> torch.Tensor:
 def gpt2() -> Task:
     """Return a GPT-2 of 4 layers at batch 4 and length 64."""
     config = transformers.GPT2Config(n_layer=4, n_head=4, n_embd=256, vocab_size=VOCABULARY)
+    config.bos_token_id, config.eos_token_id = 1, 2
     return _language_model(transformers.GPT2LMHeadModel, config, 4, 64)
 
 
@@ -165,7 +169,9 @@ def resnet() -> Task:
         torch.nn.Linear(128, CLASSES),
     )
     inputs = {"input": torch.randn(16, 3, 32, 32)}
-    return Task(model, inputs, torch.randint(0, CLASSES, (16,)), cross_entropy)
+    targets = torch.randint(0, CLASSES, (16,))
+    # Rounding puts some value to the other side of a ReLU's zero.
+    return Task(model, inputs, targets, cross_entropy, allowed=2e-2)
 
 
 class Recurrent(torch.nn.Module):
@@ -301,7 +307,7 @@ def contenders(bench: Bench, ways: Sequence[str]) -> Iterator[Contender]:
     model = bench.task.model
     expected = bench.gradients(model, torch.autocast(bench.device, enabled=False))
     inherent = error_of(bench.gradients(model), expected)
-    allowed = 2 * inherent + (2**-7 if bench.bfloat16 else 1e-4)
+    allowed = 2 * inherent + (2**-7 if bench.bfloat16 else bench.task.allowed)
     for way in ways:
         call = WAYS[way](model)
         started = time.perf_counter()
@@ -452,6 +458,7 @@ def main() -> None:
     """Measure every model and print the tables."""
     arguments = parse()
     warnings.simplefilter("ignore")
+    transformers.logging.set_verbosity_error()
     torch.set_num_threads(1)
     rows = []
     for name in arguments.models:

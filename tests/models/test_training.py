@@ -215,11 +215,11 @@ def test_trains_with_another_batch_size_in_every_step(backend, summarize):
     assert_served(compiled, STEPS, graphs=2, eager=3)
 
 
-def whole_step(task):
+def whole_step(loss_of):
     """Return a function that computes the loss and its gradients."""
 
     def step(model, inputs, targets):
-        loss = task.loss(model(**inputs), targets)
+        loss = loss_of(model(**inputs), targets)
         loss.backward()
         return loss
 
@@ -249,10 +249,10 @@ def train_by(task, step) -> Iterator[Step]:
 def test_serves_whole_steps_with_backward_inside(name, backend, summarize):
     plain = trainable.make(name)
     task = plain.copy()
-    compiled = torchbay.compile(whole_step(task), backend=backend, fullgraph=True)
+    compiled = torchbay.compile(whole_step(task.loss), backend=backend, fullgraph=True)
 
     losses, error = compare(
-        train_by(task, compiled), train_by(plain, whole_step(plain)), ALLOWED[backend]
+        train_by(task, compiled), train_by(plain, whole_step(plain.loss)), ALLOWED[backend]
     )
 
     summarize(f"{name}, {backend}, whole steps", compiled, losses, f"{error:.0e}")
