@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import torchbay
-from torchbay.plugin import Capabilities, NoOptions
+from torchbay.plugin import Capabilities, CompileRequest, NoOptions
 
 
 @attrs.define(eq=False)
@@ -37,6 +37,7 @@ class Backend:
     """Counts what is alive in each backward."""
 
     alive: list[int] = attrs.field(factory=list)
+    requests: dict[str, CompileRequest] = attrs.field(factory=dict)
     name: str = "counting"
     api_version: int = 1
     options: type = NoOptions
@@ -46,6 +47,7 @@ class Backend:
         return {}
 
     def compile(self, request):
+        self.requests[request.side] = request
         is_backward = request.side == "backward"
         return Executable(request.graph, self.alive if is_backward else None)
 
@@ -80,3 +82,13 @@ def test_keeps_what_a_second_backward_needs():
     [expected] = torch.autograd.grad(scores(x, weight), weight)
     assert torch.equal(first, expected)
     assert torch.equal(second, expected)
+
+
+def test_makes_views_of_parameters_again_instead_of_keeping_them():
+    backend = Backend()
+    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 2))
+    compiled = torchbay.compile(model, backend=backend, fullgraph=True)
+    for _ in range(2):
+        compiled(torch.randn(3, 4)).sum().backward()
+    # A transposed weight would be memory to free, as far as a backend can tell.
+    assert backend.requests["backward"].state_count == 1
