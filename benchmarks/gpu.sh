@@ -16,6 +16,7 @@ python3 -c 'import torch; print(torch.__version__, torch.version.cuda, torch.cud
 check python3 -m pytest -q -m gpu -W ignore -o filterwarnings= tests/models -k "eager or inductor_triton"
 check python3 -m pytest -q -m gpu -W ignore -o filterwarnings= tests/models -k "aoti and (gpt2 or mixtral)"
 check python3 benchmarks/steady_state.py --model gpt2 --json "$out/gpt2.json"
+check python3 benchmarks/training.py --memory --device cuda --json "$out/training.json"
 check python3 benchmarks/call_overhead.py
 check python3 -m pytest -q -W ignore -o filterwarnings= tests/core --ignore tests/core/test_cli.py \
     --ignore tests/core/test_demo.py --ignore tests/core/test_doctor.py

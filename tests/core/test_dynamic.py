@@ -13,6 +13,7 @@ import torch
 from torch._dynamo import mark_dynamic, mark_static, maybe_mark_dynamic
 from torch._dynamo.decorators import mark_unbacked
 from torch.export import Dim
+from torch.nn import functional
 
 import torchbay
 from torchbay import errors
@@ -532,6 +533,27 @@ def test_lets_a_batch_grow_in_any_storage_order(layout, recording):
         x = layout(n)
         assert torch.equal(compiled(x), flat(x))
     assert graphs(compiled) <= 4
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: functional.pad(x, (0, 1)),
+        lambda x: functional.unfold(x, 2),
+        lambda x: functional.local_response_norm(x, 2),
+        lambda x: torch.fft.rfft(x).real,
+        lambda x: torch.polar(x, x).imag,
+    ],
+    ids=["pad", "unfold", "response_norm", "fft", "polar"],
+)
+def test_leaves_sizes_open_that_operators_do_not_fix(function, recording):
+    compiled = torchbay.compile(function, backend=recording, fullgraph=True)
+    for n in (2, 5, 9, 7):
+        x = torch.rand(n, 3, 4, 4)
+        result, expected = compiled(x), function(x)
+        assert torch.equal(result, expected)
+        assert result.stride() == expected.stride()
+    assert graphs(compiled) == 2
 
 
 def test_gives_another_storage_order_another_graph(recording):

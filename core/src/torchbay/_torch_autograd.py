@@ -193,7 +193,7 @@ def _has_let_go(node: Any) -> bool:
 
 
 def partitioned(
-    joint: GraphModule, forward_outputs: int, partitioner: Partitioner
+    joint: GraphModule, forward_outputs: int, partitioner: Partitioner, states: Sequence[int]
 ) -> tuple[GraphModule, GraphModule]:
     """Split a joint graph into its forward and its backward half.
 
@@ -206,11 +206,15 @@ def partitioned(
         partitioner: ``min_cut`` computes again what is cheaper to compute than to keep
             (``torch._functorch.partitioners.min_cut_rematerialization_partition``); ``default``
             keeps everything.
+        states: The inputs that are there anyway, so that keeping one costs nothing. A view of one
+            is then made again: kept, it would look like memory that the backward half can free.
     """
     from torch._functorch import partitioners
 
     split: Callable[..., Any] = _PARTITIONERS[partitioner](partitioners)
-    forward, backward = split(joint, (), num_fwd_outputs=forward_outputs)
+    forward, backward = split(
+        joint, (), num_fwd_outputs=forward_outputs, static_lifetime_input_indices=list(states)
+    )
     return forward, backward
 
 

@@ -2,19 +2,40 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import sympy
 import torch
+from torch._dispatch.python import enable_python_dispatcher
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental import symbolic_shapes as shapes
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot
 
 from torchbay._torch_symbols import READS, Decision, concrete, is_number
 
-__all__ = ["ObservedShapeEnv"]
+__all__ = ["ObservedShapeEnv", "symbolic_fake_mode"]
 
 _SLoc: Any = vars(shapes)["SLoc"]
+
+
+def symbolic_fake_mode(environment: ObservedShapeEnv) -> FakeTensorMode:
+    """Return a mode that makes fakes of results by what PyTorch has in Python of its operators.
+
+    What it has in C++ of padding, unfolding and others fixes sizes without a word.
+    What a kernel in Python is made of is not traced: it runs below the tracer.
+    """
+    mode = FakeTensorMode(shape_env=environment, allow_non_fake_inputs=True)
+    reference: Any = weakref.ref(mode)
+
+    def dispatch(*args: Any, **kwargs: Any) -> Any:
+        with enable_python_dispatcher():
+            return FakeTensorMode.dispatch(reference(), *args, **kwargs)
+
+    # Operators that take functions look for rules by the class of a mode: it has to stay.
+    vars(mode)["dispatch"] = dispatch
+    return mode
 
 
 class ObservedShapeEnv(shapes.ShapeEnv):

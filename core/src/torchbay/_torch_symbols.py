@@ -101,12 +101,9 @@ def symbolic_mode(line: Callable[[], str], decided: Callable[[Decision], None]) 
         line: Returns file and line of the user's code that is running.
         decided: Called once for everything that data decides.
     """
-    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torchbay._torch_environment import ObservedShapeEnv, symbolic_fake_mode
 
-    from torchbay._torch_environment import ObservedShapeEnv
-
-    environment = ObservedShapeEnv(line, decided)
-    return FakeTensorMode(shape_env=environment, allow_non_fake_inputs=True)
+    return symbolic_fake_mode(ObservedShapeEnv(line, decided))
 
 
 def bind(number: Any, value: Any) -> None:

@@ -113,7 +113,9 @@ def lower(trace: Trace, capabilities: Capabilities, partitioner: Partitioner) ->
     graph = copy.deepcopy(graph) if graph is trace.graph else graph
     prune(graph.graph)
     if trace.joint is not None:
-        halves = split(graph, len(trace.fakes), len(trace.joint.wanted), partitioner)
+        numbers = [False] * (len(trace.fakes) - len(trace.inputs))
+        states = [*(given.is_state for given in trace.inputs), *numbers]
+        halves = split(graph, states, len(trace.joint.wanted), partitioner)
         return _Lowering(trace, halves.forward, capabilities, halves).lowered()
     recompose(graph, capabilities.keep)
     return _Lowering(trace, graph, capabilities).lowered()

@@ -39,12 +39,14 @@ def is_tangent(node: Node) -> bool:
     return node.op == "placeholder" and str(node.target).startswith(_TANGENT)
 
 
-def split(joint: GraphModule, inputs: int, gradients: int, partitioner: Partitioner) -> Halves:
+def split(
+    joint: GraphModule, states: Sequence[bool], gradients: int, partitioner: Partitioner
+) -> Halves:
     """Split a functional joint graph.
 
     Args:
         joint: The graph; it is changed.
-        inputs: How many inputs it has before the tangents.
+        states: Whether each of its inputs before the tangents is a parameter, a buffer or the like.
         gradients: How many gradients it returns last.
         partitioner: How to choose what is saved.
 
@@ -54,7 +56,7 @@ def split(joint: GraphModule, inputs: int, gradients: int, partitioner: Partitio
     for node in operators_in(joint):
         raise CannotServe(f"gradients through {node.target} are not served from a graph yet")
     graph = joint.graph
-    for number, node in enumerate(graph.find_nodes(op="placeholder")[inputs:]):
+    for number, node in enumerate(graph.find_nodes(op="placeholder")[len(states) :]):
         node.name = node.target = f"{_TANGENT}{number}"
     copies = _without_copies(joint)
     returned: list[Node] = list(graph.output_node().args[0])  # type: ignore[arg-type]
@@ -63,7 +65,9 @@ def split(joint: GraphModule, inputs: int, gradients: int, partitioner: Partitio
     wanted = [*returned[:end], *copies.values(), *_effects_before_tangents(graph)]
     names, targets = [node.name for node in wanted], [target.name for target in copies]
     graph.output_node().args = ((*wanted, *returned[end:]),)
-    forward, backward = partitioned(joint, len(wanted), partitioner)
+    forward, backward = partitioned(
+        joint, len(wanted), partitioner, [i for i, is_state in enumerate(states) if is_state]
+    )
     _prune_backward(backward.graph)
     _finish_forward(forward, backward, names, end, targets)
     return Halves(forward, backward)
