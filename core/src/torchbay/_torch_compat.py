@@ -32,6 +32,7 @@ __all__ = [
     "argument_of",
     "compiled_name",
     "compiler_flag",
+    "draws",
     "fake_tensor_mode",
     "fake_tolist",
     "fakes_as_tensors",
@@ -635,6 +636,19 @@ def argument_of(
             given = args[position] if position < len(args) else kwargs.get(name)
             return argument.default_value if given is None else given
     return None
+
+
+def draws(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether a call of an operator draws from a random generator."""
+    if not isinstance(operator, OpOverload):
+        return False
+    if torch.Tag.nondeterministic_seeded not in operator.tags:
+        return False
+    # Attention is tagged for its dropout, which is seldom on, and its backward for being given
+    # what the forward drew.
+    names = {argument.name for argument in operator._schema.arguments}
+    is_given = not names.isdisjoint({"philox_seed", "rng_state"})
+    return not is_given and argument_of(operator, args, kwargs, "dropout_p") != 0.0
 
 
 def storage_id(tensor: torch.Tensor) -> int:

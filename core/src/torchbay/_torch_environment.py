@@ -29,13 +29,38 @@ def symbolic_fake_mode(environment: ObservedShapeEnv) -> FakeTensorMode:
     mode = FakeTensorMode(shape_env=environment, allow_non_fake_inputs=True)
     reference: Any = weakref.ref(mode)
 
-    def dispatch(*args: Any, **kwargs: Any) -> Any:
+    def dispatch(func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         with enable_python_dispatcher():
-            return FakeTensorMode.dispatch(reference(), *args, **kwargs)
+            result = FakeTensorMode.dispatch(reference(), func, types, args, kwargs)
+            return _with_statistics(func, args, result)
 
     # Operators that take functions look for rules by the class of a mode: it has to stay.
     vars(mode)["dispatch"] = dispatch
     return mode
+
+
+_NORMS = frozenset(
+    {
+        torch.ops.aten.native_layer_norm.default,
+        torch.ops.aten.native_batch_norm.default,
+        torch.ops.aten.native_group_norm.default,
+    }
+)
+
+
+def _with_statistics(func: Any, args: Any, result: Any) -> Any:
+    """Return what a norm returns with statistics as precise as the CPU computes them.
+
+    For weights that are more precise than what they scale, as under autocast, the fake kernels
+    return statistics of the lower precision.
+    """
+    if func not in _NORMS or args[0].device.type != "cpu":
+        return result
+    weight = next((a for a in args[1:] if isinstance(a, torch.Tensor)), None)
+    if weight is None or weight.dtype is args[0].dtype:
+        return result
+    output, *statistics = result
+    return output, *(torch.empty_like(s, dtype=weight.dtype) for s in statistics)
 
 
 class ObservedShapeEnv(shapes.ShapeEnv):

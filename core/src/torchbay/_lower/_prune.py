@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 
 from torchbay._control_flow import is_kept, subgraphs
 from torchbay._source import Symbol
-from torchbay._torch_compat import OpOverload, argument_of, writes_of
+from torchbay._torch_compat import OpOverload, draws, writes_of
 
 __all__ = ["has_effect", "is_random", "is_write", "named_arguments", "prune", "with_outputs"]
 
@@ -21,11 +20,7 @@ def is_random(node: Node) -> bool:
     target = node.target
     if any(is_random(inner) for graph in subgraphs(node) for inner in graph.graph.nodes):
         return True
-    if not isinstance(target, OpOverload):
-        return False
-    is_tagged = torch.Tag.nondeterministic_seeded in target.tags
-    # Attention is tagged for its dropout, which is seldom on.
-    return is_tagged and argument_of(node.target, node.args, node.kwargs, "dropout_p") != 0.0
+    return draws(target, node.args, node.kwargs)
 
 
 def is_write(node: Node) -> bool:

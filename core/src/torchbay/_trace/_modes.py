@@ -26,6 +26,7 @@ from torchbay._torch_compat import (
     PAD,
     ObservingDispatchMode,
     ObservingFunctionMode,
+    draws,
     is_fake,
     is_transformed,
     set_node_stack,
@@ -121,7 +122,7 @@ class OpTracer(ObservingDispatchMode):
         if func in GATES:
             return self._answers.answer(func, args)
         if self._is_backward:
-            refuse_random(func)
+            refuse_random(func, args, kwargs or {})
         result = self._run(func, args, kwargs or {})
         if is_compared(func) and not self._depth and not self._is_backward:
             self._bind_sizes(result)
@@ -205,9 +206,9 @@ class OpTracer(ObservingDispatchMode):
                         bind(size, value)
 
 
-def refuse_random(func: Any) -> None:
+def refuse_random(func: Any, args: Any, kwargs: Any) -> None:
     """Raise CannotServe for random numbers in a backward: eager draws others there."""
-    if torch.Tag.nondeterministic_seeded in getattr(func, "tags", ()) and not is_control_flow(func):
+    if draws(func, args, kwargs):
         raise CannotServe(
             "its backward draws random numbers",
             where=user_line(),
