@@ -11,6 +11,7 @@ import torch
 from torchbay.plugin import Capabilities, CompileRequest, UnsupportedGraph
 
 from . import _toolchain, _torch_compat
+from ._layout import as_promised, broken_promises
 from ._options import InductorOptions
 from ._pool import leaving_pool
 from ._views import making_views, split_views
@@ -64,7 +65,7 @@ class InductorBackend:
             free = frozenset(at for at, i in enumerate(kept) if i in request.free_strides)
             rest = attrs.evolve(request, graph=graph, free_strides=free)
             code, chosen = _torch_compat.generate(rest)
-            run = _torch_compat.entry_point(code)
+            run = as_promised(_torch_compat.entry_point(code), _broken(graph, chosen, free))
             if on_gpu and _torch_compat.uses_cuda_graphs():
                 run = leaving_pool(_torch_compat.starting_a_step(run), graph)
         return InductorExecutable(making_views(run, views), code, _strides(request, kept, chosen))
@@ -84,6 +85,13 @@ def _strides(
         if position in request.free_strides and found is not None:
             strides[position] = tuple(found)
     return strides
+
+
+def _broken(
+    graph: torch.fx.GraphModule, chosen: Sequence[Sequence[Any] | None], free: frozenset[int]
+) -> dict[int, tuple[int, ...]]:
+    nodes: Any = graph.graph.output_node().args[0]
+    return broken_promises([node.meta["val"] for node in nodes], chosen, free)
 
 
 def _decline_unfit(request: CompileRequest) -> None:
