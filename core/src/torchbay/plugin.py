@@ -80,7 +80,8 @@ class Capabilities:
             or decomposed.
         dynamic_shapes: Takes graphs with symbolic sizes, and with numbers that are known only when
             they run: ``aten._local_scalar_dense`` of a tensor, and Python's arithmetic on those.
-        training: Takes the forward and the backward half of a training step.
+        training: Takes the forward and the backward half of a training step. They come as two
+            requests, told apart by `CompileRequest.side`.
         mutation: Takes graphs that end in ``aten.copy_`` onto an input listed in
             `CompileRequest.mutated`. Without it such values are further outputs, and the core
             writes them back.

@@ -145,8 +145,8 @@ class ClaimTests:
         weight, x = subject.randn(4, 5), subject.randn(3, 4, seed=1)
         if subject.claims.training:
             _assert_halves_are_right(subject, weight, x)
-        else:
-            _assert_gradients_are_right(subject, weight, x)
+        calls = _assert_gradients_are_right(subject, weight, x)
+        assert calls["graph"] == int(subject.claims.training)
 
     def test_writes_what_it_claims_to_write(self, subject: Subject) -> None:
         """Writes the inputs listed, by the claim; without it, the core does.
@@ -259,7 +259,10 @@ def _assert_halves_are_right(subject: Subject, weight: torch.Tensor, x: torch.Te
         assert_right(subject.build(request).run(list(tensors)), *tensors, function=function)
 
 
-def _assert_gradients_are_right(subject: Subject, weight: torch.Tensor, x: torch.Tensor) -> None:
+def _assert_gradients_are_right(
+    subject: Subject, weight: torch.Tensor, x: torch.Tensor
+) -> Mapping[str, int]:
+    """Compare gradients with plain PyTorch's; return how the two calls were served."""
     compiled = subject.compile(lambda weight, x: torch.tanh(x @ weight).sum(), fullgraph=False)
     weight.requires_grad_()
     expected = torch.autograd.functional.jacobian(lambda w: torch.tanh(x @ w).sum(), weight)
@@ -268,6 +271,7 @@ def _assert_gradients_are_right(subject: Subject, weight: torch.Tensor, x: torch
         for _ in range(2):
             [gradient] = torch.autograd.grad(compiled(weight, x), [weight])
             assert gradient.allclose(expected, atol=1e-4)
+    return torchbay.explain(compiled).calls
 
 
 def _assert_same_stream(subject: Subject, compiled: Any, x: torch.Tensor) -> None:
