@@ -36,7 +36,11 @@ class Access:
             return f"{holder}.cell_contents"
         if has_attributes(place.holder):
             return f"{holder}.{place.key}"
-        return f"{holder}[{key_source(place.key, self._names)}]"
+        key = key_source(place.key, self._names)
+        if hasattr(type(place.holder), "__missing__"):
+            # Looking for what is not there would put it there.
+            return f"{self._names.of(dict.__getitem__, 'item_of')}({holder}, {key})"
+        return f"{holder}[{key}]"
 
     def container(self, holder: Holder) -> str:
         """Return an expression for a container."""

@@ -161,7 +161,8 @@ class Observation:
     def made(self) -> list[Any]:
         """What the call returned and what it left in containers."""
         written = (change.after for effect in self.effects for change in effect.changes)
-        return [self.result, *written, *(g.after for g in self.gradients)]
+        gradients = (g.after for g in self.gradients if g.after is not g.before)
+        return [self.result, *written, *gradients]
 
     @property
     def leaves_gradients(self) -> bool:
@@ -230,6 +231,7 @@ def observe(call: Call, reach: Reach) -> Observation:
     obstacles += _unwatched([*call.objects, *(r for holder in watched for r in holder.readings)])
     if _python_randomness() != randomness:
         obstacles.append(Reason("the call draws random numbers of Python or NumPy"))
+    asks_gradients = profile.asks_gradients or "grad" in reach.names
     return Observation(
         result,
         tuple(recorder.ops),
@@ -245,7 +247,7 @@ def observe(call: Call, reach: Reach) -> Observation:
         profile.levels,
         names,
         profile.reads_fast_path,
-        tuple(tensors.gradients.after(frozenset(recorder.used))),
+        tuple(tensors.gradients.after(frozenset(recorder.used), is_asked=asks_gradients)),
     )
 
 

@@ -12,7 +12,7 @@ import torch
 from torchbay._call import Call, Item, is_usable
 from torchbay._observe import GradientPlace, Observation, Reading
 from torchbay._reason import CannotServe
-from torchbay._structure import is_plain
+from torchbay._structure import is_plain, shown_key
 from torchbay._symbolic import Declarations, Symbolic
 from torchbay._torch_autograd import anchored
 from torchbay._torch_dims import declare, declaring, tie
@@ -43,7 +43,8 @@ class Input:
 def _key(place: Item | Reading | GradientPlace) -> str:
     if isinstance(place, GradientPlace):
         return f"{_key(place.owner)}.grad"
-    return f"{id(place.holder)} {place.key!r}" if isinstance(place, Reading) else place.access
+    is_reading = isinstance(place, Reading)
+    return f"{id(place.holder)} {shown_key(place.key)}" if is_reading else place.access
 
 
 @attrs.frozen(eq=False)
