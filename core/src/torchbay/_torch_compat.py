@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 from torch._C._dynamo.guards import GlobalStateGuard, TensorGuards
-from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 from torch.overrides import TorchFunctionMode
 from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -42,7 +41,6 @@ __all__ = [
     "function_modes",
     "functionalized",
     "global_module_hooks",
-    "global_optimizer_hooks",
     "has_effect_token",
     "has_saved_tensor_hooks",
     "import_tracer",
@@ -91,11 +89,6 @@ _GLOBAL_HOOKS = (
 def global_module_hooks() -> tuple[dict[int, Any], ...]:
     """Return the hooks that run around every module, the same tuple every time."""
     return _GLOBAL_HOOKS
-
-
-def global_optimizer_hooks() -> tuple[dict[int, Any], ...]:
-    """Return the hooks that run around the steps of every optimizer."""
-    return _global_optimizer_pre_hooks, _global_optimizer_post_hooks
 
 
 class ObservingDispatchMode(TorchDispatchMode):

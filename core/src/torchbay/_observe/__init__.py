@@ -52,6 +52,7 @@ from torchbay._reason import Reason
 from torchbay._torch_autograd import has_gradient_hooks, in_this_thread
 from torchbay._torch_compat import compiler_flag, operators_called_directly
 from torchbay._torch_encoder import padded_encoders
+from torchbay._torch_optim import plain_optimizers
 
 __all__ = [
     "ABSENT",
@@ -212,6 +213,7 @@ def observe(call: Call, reach: Reach) -> Observation:
         compiler_flag(),
         operators_called_directly(direct),
         padded_encoders(),
+        plain_optimizers(),
         in_this_thread(),
         recorder,
         profiled(profile),

@@ -32,7 +32,7 @@ from torchbay._observe._state import (
 )
 from torchbay._source import is_user_file
 from torchbay._structure import is_plain, shown_key
-from torchbay._torch_compat import global_optimizer_hooks
+from torchbay._torch_optim import global_optimizer_hooks
 
 if TYPE_CHECKING:
     from torchbay._observe._reach import Holder, Reach
