@@ -15,8 +15,11 @@ __all__ = ["global_optimizer_hooks", "is_fused_step", "plain_optimizers"]
 
 
 def global_optimizer_hooks() -> tuple[dict[int, Any], ...]:
-    """Return the hooks that run around the steps of every optimizer."""
-    return _global_optimizer_pre_hooks, _global_optimizer_post_hooks
+    """Return the hooks around the steps of every optimizer, the same tuple every time."""
+    return _GLOBAL_HOOKS
+
+
+_GLOBAL_HOOKS = (_global_optimizer_pre_hooks, _global_optimizer_post_hooks)
 
 
 def is_fused_step(operator: Any) -> bool:

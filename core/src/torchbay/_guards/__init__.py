@@ -89,9 +89,7 @@ def _missing_gradients(
             yield ValueGuard(f"{place.path}.grad", f"{access.of(place)}.grad", None)
 
 
-def _keys(
-    watched: Sequence[Holder], inputs: Sequence[Input], access: Access
-) -> Iterable[Guard]:
+def _keys(watched: Sequence[Holder], inputs: Sequence[Input], access: Access) -> Iterable[Guard]:
     """Guard which tensors they are that a dict has for keys: for others it holds other things."""
     keys = {id(key) for holder in watched for key in _tensor_keys(holder)}
     for entry in inputs:

@@ -6,7 +6,7 @@ import dis
 import random
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from logging import Logger
 from types import CodeType, ModuleType
 from typing import Any
@@ -187,9 +187,18 @@ class Observation:
             names=names,
         )
 
-    def as_before(self) -> AbstractContextManager[None]:
-        """Look at Python state as the call found it."""
-        return self.undone() if self.effects else nullcontext()
+    @contextmanager
+    def as_before(self) -> Iterator[None]:
+        """Look at Python state, and at what tensors hold as gradients, as the call found it."""
+        moved = [g for g in self.gradients if g.after is not g.before]
+        with self.undone() if self.effects else nullcontext():
+            for gradient in moved:
+                gradient.tensor.grad = gradient.before
+            try:
+                yield
+            finally:
+                for gradient in moved:
+                    gradient.tensor.grad = gradient.after
 
     @contextmanager
     def undone(self) -> Iterator[None]:

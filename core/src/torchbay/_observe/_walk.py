@@ -78,9 +78,7 @@ def _walk_object(reach: Reach, path: str, value: Any) -> None:
 
 def _walk_optimizer(reach: Reach, path: str, optimizer: torch.optim.Optimizer) -> None:
     _walk_object(reach, path, optimizer)
-    for hooks in global_optimizer_hooks():
-        _walk_items(reach, reach.hold("torch.optim.optimizer", hooks, hooks))
-        reach.hold("torch.optim.optimizer", hooks, optimizer)
+    reach.add_root("torch.optim.optimizer", global_optimizer_hooks())
 
 
 _NAMED_ELSEWHERE = (collections.ChainMap, collections.UserDict, collections.UserList)
