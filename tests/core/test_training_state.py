@@ -12,7 +12,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 from torch.nn.modules import module as modules
-from torch.optim import lr_scheduler, optimizer as optimizers
+from torch.optim import lr_scheduler
+from torch.optim import optimizer as optimizers
 
 import torchbay
 from torchbay.errors import TorchbayWarning

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import threading
 from collections.abc import Iterator
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -40,22 +40,22 @@ def plain_optimizers() -> Iterator[None]:
     """Have optimizers compute as in eager while ``torch.compiler.is_compiling()`` is true.
 
     For compilers they compute bias corrections in float32 rather than in Python's floats, and
-    some of them raise.
+    some of them raise. What they ask is replaced for all threads, counted, and put back when the
+    last user leaves.
     """
-    patched = [(module, name, vars(module)[name]) for module, name in _places()]
-    for module, name, _ in patched:
-        setattr(module, name, _PLAIN[name])
+    _add_user(1)
     try:
         yield
     finally:
-        for module, name, original in patched:
-            setattr(module, name, original)
+        _add_user(-1)
 
 
-def _places() -> list[tuple[ModuleType, str]]:
-    modules = [m for key, m in [*sys.modules.items()] if key.startswith("torch.optim.")]
-    modules = [module for module in modules if module.__name__ not in _ABOUT_TENSORS]
-    return [(module, name) for module in modules for name in _PLAIN if name in vars(module)]
+def _add_user(count: int) -> None:
+    global _users
+    with _lock:
+        _users += count
+        for module, name, original in _PLACES:
+            setattr(module, name, _PLAIN[name] if _users else original)
 
 
 def _number_of(value: Any) -> Any:
@@ -66,6 +66,15 @@ def _as_it_is(values: Any) -> Any:
     return values
 
 
-# Makes tensors of such numbers, which would fix them.
-_ABOUT_TENSORS = ("torch.optim.asgd",)
+_lock = threading.Lock()
+_users = 0
 _PLAIN = {"_get_value": _number_of, "_stack_if_compiling": _as_it_is}
+# It makes tensors of such numbers, which would fix them.
+_ABOUT_TENSORS = "torch.optim.asgd"
+_PLACES = [
+    (module, name, vars(module)[name])
+    for key, module in sys.modules.items()
+    if key.startswith("torch.optim.") and key != _ABOUT_TENSORS
+    for name in _PLAIN
+    if name in vars(module)
+]

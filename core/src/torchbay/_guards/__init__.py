@@ -191,7 +191,11 @@ def _watch_guards(
                     yield NumberGuard(reading.path, access.of(reading), type(reading.value))
                 else:
                     yield from _reading_guards(reading, holder, access)
-    growing = [holder for holder in watched if _can_grow(holder)]
+    yield from _size_guards_of([holder for holder in watched if _can_grow(holder)], access)
+
+
+def _size_guards_of(growing: Sequence[Holder], access: Access) -> Iterable[Guard]:
+    """Guard how much containers hold, and under which keys."""
     fixed = [(holder.path, holder.container) for holder in growing if holder.is_fixed]
     for group in ([s for s in fixed if not s[1]], [s for s in fixed if s[1]]):
         if group:

@@ -243,6 +243,8 @@ def observe(call: Call, reach: Reach) -> Observation:
     if _python_randomness() != randomness:
         obstacles.append(Reason("the call draws random numbers of Python or NumPy"))
     asks_gradients = profile.asks_gradients or "grad" in reach.names
+    if asks_gradients:
+        changes += [Change(f"{late.path}.grad", None, None) for late in tensors.late(reach)]
     return Observation(
         result,
         tuple(recorder.ops),
@@ -333,6 +335,12 @@ class _Tensors:
         places = [place for place in found if not is_lazy(place.value)]
         self._before = [(p.path, p.value, _facts(p.value)) for p in places]
         self.gradients = Gradients(places)
+
+    def late(self, reach: Reach) -> Iterator[Reading]:
+        """Yield the leaves that were found only after the call."""
+        known = {id(tensor) for _, tensor, _ in self._before}
+        found = (r for r in reach.tensors() if id(r.value) not in known)
+        return (r for r in found if not is_lazy(r.value) and r.value.is_leaf)
 
     def obstacles(self) -> list[Reason]:
         """Return why a call that did this to its tensors cannot be in a graph."""

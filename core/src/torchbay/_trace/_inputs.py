@@ -43,8 +43,9 @@ class Input:
 def _key(place: Item | Reading | GradientPlace) -> str:
     if isinstance(place, GradientPlace):
         return f"{_key(place.owner)}.grad"
-    is_reading = isinstance(place, Reading)
-    return f"{id(place.holder)} {shown_key(place.key)}" if is_reading else place.access
+    if isinstance(place, Reading):
+        return f"{id(place.holder)} {shown_key(place.key)}"
+    return place.access
 
 
 @attrs.frozen(eq=False)
