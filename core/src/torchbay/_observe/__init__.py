@@ -148,6 +148,14 @@ class Observation:
         return (reading for holder in self.watched for reading in holder.readings)
 
     @property
+    def settings(self) -> list[Reading]:
+        """The floats among the settings of optimizers, such as learning rates."""
+        owners = (holder.owner for holder in self.watched)
+        optimizers = [owner for owner in owners if isinstance(owner, torch.optim.Optimizer)]
+        groups = {id(group) for optimizer in optimizers for group in optimizer.param_groups}
+        return [r for r in self.readings if id(r.holder) in groups and type(r.value) is float]
+
+    @property
     def counted(self) -> list[Reading]:
         """The numbers in containers that the call moves, as it found them."""
         moved = {

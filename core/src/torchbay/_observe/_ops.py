@@ -101,10 +101,10 @@ class OpRecord:
 def _values_agree(first: Any, second: Any) -> bool:
     if isinstance(first, tuple) and isinstance(second, tuple):
         return len(first) == len(second) and all(map(_values_agree, first, second))
-    if type(first) is type(second) is float and first != second:
-        # Symbols are computed in another order than Python's floats.
-        return math.isclose(first, second, rel_tol=1e-12)
-    return same_value(first, second)
+    is_rounded = type(first) is type(second) is float and first != second
+    # Symbols are computed in another order than Python's floats.
+    is_close = is_rounded and math.isclose(first, second, rel_tol=1e-12)
+    return is_close or same_value(first, second)
 
 
 def _outputs_agree(first: Any, second: Any) -> bool:

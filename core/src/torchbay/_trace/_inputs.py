@@ -75,7 +75,9 @@ class Inputs:
         """
         tensors = _tensors_of(call, observation)
         numbers: tuple[Item | Reading, ...]
-        numbers = (*_numbers_of(call, symbolic), *_counted_numbers(observation, symbolic))
+        counted = _counted_numbers(observation, symbolic)
+        others = [reading for reading in observation.settings if reading not in counted]
+        numbers = (*_open_numbers([*call.numbers, *others], symbolic), *counted)
         with declaring(mode.shape_env):
             fakes = [_fake(mode, entry, f"t{i}", symbolic) for i, entry in enumerate(tensors)]
             open_numbers = [
@@ -138,10 +140,12 @@ def _gradients_of(
             yield GradientPlace(place, gradient)
 
 
-def _numbers_of(call: Call, symbolic: Symbolic) -> tuple[Item, ...]:
-    """Return the numbers of a call that become inputs: symbols cannot stand for NaN or infinity."""
+def _open_numbers(
+    numbers: Sequence[Item | Reading], symbolic: Symbolic
+) -> tuple[Item | Reading, ...]:
+    """Return the numbers that become inputs: symbols cannot stand for NaN or infinity."""
     return tuple(
-        item for item in call.numbers if item.path in symbolic.numbers and math.isfinite(item.value)
+        place for place in numbers if place.path in symbolic.numbers and math.isfinite(place.value)
     )
 
 
