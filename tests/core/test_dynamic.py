@@ -702,3 +702,14 @@ def test_serves_numbers_that_are_sizes(recording):
     compiled = torchbay.compile(function, backend=recording, fullgraph=True)
     assert_right(compiled, function, *((torch.ones(1), n, n / 10) for n in (2, 5, 9, 6)))
     assert graphs(compiled) == 2
+
+
+def test_leaves_numbers_open_where_inputs_are_written(recording):
+    def moved(weight, rate):
+        return weight.add_(torch.ones(3), alpha=-rate)
+
+    compiled = torchbay.compile(moved, backend=recording)
+    weight, expected = torch.ones(3), torch.ones(3)
+    for rate in (0.5, 0.25, 0.75, 1.5):
+        assert torch.equal(compiled(weight, rate), moved(expected, rate))
+    assert torchbay.explain(compiled).calls == {"graph": 2, "eager": 2}

@@ -15,6 +15,21 @@ from torchbay._structure import key_source
 __all__ = ["Access"]
 
 
+def item_of(mapping: dict[Any, Any], key: Any) -> Any:
+    """Return what a dict holds under a key, where asking it would put there what is missing.
+
+    Raises:
+        KeyError: There is no such key.
+    """
+    found = dict.get(mapping, key, _MISSING)
+    if found is _MISSING:
+        raise KeyError(key)
+    return found
+
+
+_MISSING = object()
+
+
 class Access:
     """Expressions for the places that a call's values came from."""
 
@@ -36,7 +51,10 @@ class Access:
             return f"{holder}.cell_contents"
         if has_attributes(place.holder):
             return f"{holder}.{place.key}"
-        return f"{holder}[{key_source(place.key, self._names)}]"
+        key = key_source(place.key, self._names)
+        if hasattr(type(place.holder), "__missing__"):
+            return f"{self._names.of(item_of, 'item_of')}({holder}, {key})"
+        return f"{holder}[{key}]"
 
     def container(self, holder: Holder) -> str:
         """Return an expression for a container."""

@@ -119,7 +119,8 @@ class Specializer:
             for reading in observation.readings
             if _is_free_tensor(reading.value) or reading.path in marked_paths
         ]
-        found = self._sizes.symbolic(call.tensors, state, call.numbers, declared)
+        numbers: list[Place] = [*call.numbers, *observation.settings]
+        found = self._sizes.symbolic(call.tensors, state, numbers, declared)
         return found if backend.capabilities.dynamic_shapes else Symbolic()
 
     def _specialized(

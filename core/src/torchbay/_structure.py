@@ -17,7 +17,9 @@ import math
 import operator
 import pathlib
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import zip_longest
 from types import BuiltinFunctionType, ModuleType
 from typing import Any
 
@@ -33,8 +35,11 @@ __all__ = [
     "instance_of",
     "is_plain",
     "is_plain_object",
+    "key_source",
     "keys_test",
+    "same_keys",
     "same_value",
+    "shown_key",
     "take_apart",
     "value_test",
 ]
@@ -260,8 +265,30 @@ class Container:
 
 
 def key_source(key: object, names: Names) -> str:
-    """Return an expression for a key of a mapping."""
-    return repr(key) if type(key) in (str, int, bool) else names.of(key, f"key_{key}")
+    """Return an expression for a key of a mapping; a key that is an object is not kept alive."""
+    if type(key) in (str, int, bool):
+        return repr(key)
+    if is_plain(key):
+        return names.of(key, f"key_{key}")
+    hint = f"key_{type(key).__name__}"
+    try:
+        return f"{names.of(weakref.ref(key), hint)}()"
+    except TypeError:
+        return names.of(key, hint)
+
+
+def shown_key(key: object) -> str:
+    """Return a key of a mapping as a user would write it; of an object, which one it is."""
+    return repr(key) if is_plain(key) else f"{type(key).__qualname__} at {id(key):#x}"
+
+
+def same_keys(first: Iterable[object], second: Iterable[object]) -> bool:
+    """Whether there are the same keys in the same order; objects are not asked what they equal."""
+    pairs = zip_longest(first, second, fillvalue=_MISSING)
+    return all(one is other or (is_plain(one) and one == other) for one, other in pairs)
+
+
+_MISSING = object()
 
 
 def instance_of(kind: type, attributes: dict[str, Any]) -> Any:

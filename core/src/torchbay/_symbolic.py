@@ -93,10 +93,12 @@ class SizeHistory:
         self,
         given: Iterable[Item],
         state: Iterable[Place],
-        numbers: Iterable[Item],
+        numbers: Iterable[Place],
         declared: Declarations,
     ) -> Symbolic:
         """Return what to leave open in a call with these tensors and numbers, and remember them.
+
+        Numbers are the call's own and those found elsewhere.
 
         A size is a symbol from the second value on that is seen of it; with ``dynamic=True`` those
         of the call's own tensors are from the first, and with ``dynamic=False`` none is. What the
@@ -140,13 +142,14 @@ class SizeHistory:
         self._changing[key] = found
         return found
 
-    def _is_open(self, item: Item) -> bool:
+    def _is_open(self, item: Place) -> bool:
         if self._dynamic is False:
             return False
         before = self._numbers.setdefault(item.path, item.value)
         if type(before) is type(item.value) and before != item.value:
             self._changing_numbers.add(item.path)
-        return bool(self._dynamic) or item.path in self._changing_numbers
+        is_own = isinstance(item, Item)
+        return bool(self._dynamic and is_own) or item.path in self._changing_numbers
 
 
 def _fitting(declared: Declarations, sizes: Mapping[tuple[str, int], float]) -> Declarations:

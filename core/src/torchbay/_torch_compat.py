@@ -81,6 +81,8 @@ PAD = torch._VF._pad_packed_sequence
 _GLOBAL_HOOKS = (
     torch.nn.modules.module._global_forward_hooks,
     torch.nn.modules.module._global_forward_pre_hooks,
+    torch.nn.modules.module._global_backward_hooks,
+    torch.nn.modules.module._global_backward_pre_hooks,
 )
 
 

@@ -238,7 +238,8 @@ def grow(tree: tuple[Node, GuardFunction] | None, path: Path, build: Build) -> G
     # Behind guards that are not its own, a path looks for its inputs itself.
     is_foreign = tree is not None and not guards.is_like(tree[1])
     nodes: list[Node] = [*forks, leaf]
-    _emit(path, guards, nodes, len(shared), is_matching=is_foreign)
+    inner = guards.inside() if is_foreign else guards
+    _emit(path, inner, nodes, len(shared), is_matching=is_foreign)
     for position in range(max(len(shared) - 1, 0), len(stages)):
         forks[position].branches[_key(stages[position].gate.value)] = nodes[position + 1]
     return Grown(root or nodes[0], leaf, guards)

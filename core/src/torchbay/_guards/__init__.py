@@ -30,6 +30,7 @@ from torchbay._guards._kinds import (
     SizeGuard,
     SizesGuard,
     TensorGuard,
+    TensorKeysGuard,
     ValueGuard,
     float_tensor,
     kind_of,
@@ -71,6 +72,7 @@ def guards_of_graph(
             *(LevelGuard(*asked, answer) for asked, answer in observation.levels.items()),
             *([FastPathGuard()] if observation.reads_fast_path else []),
             *_missing_gradients(observation, trace.inputs, access),
+            *_keys(observation.watched, trace.inputs, access),
         ]
         answers = answer_guards(trace.inputs, observation, access)
         return _emitted(call, access, read, trace.inputs, written, names, trace, [*answers])
@@ -85,6 +87,19 @@ def _missing_gradients(
         place = places.get(id(gradient.tensor))
         if place is not None and gradient.before is None:
             yield ValueGuard(f"{place.path}.grad", f"{access.of(place)}.grad", None)
+
+
+def _keys(watched: Sequence[Holder], inputs: Sequence[Input], access: Access) -> Iterable[Guard]:
+    """Guard which tensors they are that a dict has for keys: for others it holds other things."""
+    keys = {id(key) for holder in watched for key in _tensor_keys(holder)}
+    for entry in inputs:
+        if id(entry.tensor) in keys:
+            place = entry.places[0]
+            yield ObjectGuard.of(place.path, access.of(place), entry.tensor)
+
+
+def _tensor_keys(holder: Holder) -> Iterable[torch.Tensor]:
+    return (r.key for r in holder.readings if isinstance(r.key, torch.Tensor))
 
 
 def guards_of_call(call: Call) -> GuardFunction:
@@ -176,7 +191,11 @@ def _watch_guards(
                     yield NumberGuard(reading.path, access.of(reading), type(reading.value))
                 else:
                     yield from _reading_guards(reading, holder, access)
-    growing = [holder for holder in watched if _can_grow(holder)]
+    yield from _size_guards_of([holder for holder in watched if _can_grow(holder)], access)
+
+
+def _size_guards_of(growing: Sequence[Holder], access: Access) -> Iterable[Guard]:
+    """Guard how much containers hold, and under which keys."""
     fixed = [(holder.path, holder.container) for holder in growing if holder.is_fixed]
     for group in ([s for s in fixed if not s[1]], [s for s in fixed if s[1]]):
         if group:
@@ -185,6 +204,8 @@ def _watch_guards(
         if not holder.is_fixed:
             kind, size = type(holder.container), len(holder.container)
             yield SizeGuard(holder.path, access.container(holder), kind, size)
+        if _is_keyed_by_tensors(holder):
+            yield TensorKeysGuard.of(holder.path, access.container(holder), holder.container)
         if _is_ordered(holder):
             yield KeysGuard(holder.path, access.container(holder), (*holder.container,))
 
@@ -198,6 +219,11 @@ def _is_ordered(holder: Holder) -> bool:
     """Whether a program that iterates would see that keys moved; attributes have names."""
     is_mapping = holder.suffix == "{}" and isinstance(holder.container, dict)
     return is_mapping and len(holder.container) > 1 and all(map(is_plain, holder.container))
+
+
+def _is_keyed_by_tensors(holder: Holder) -> bool:
+    keys = holder.container if isinstance(holder.container, dict) else ()
+    return len(keys) > 1 and all(isinstance(key, torch.Tensor) for key in keys)
 
 
 def _reading_guards(reading: Reading, holder: Holder, access: Access) -> Iterable[Guard]:

@@ -55,6 +55,19 @@ class GuardFunction:
         shared = self.variables.keys() - _OWN
         return all(_is_same(self.variables[key], other.variables.get(key)) for key in shared)
 
+    def inside(self) -> GuardFunction:
+        """Return the same guards but the one on ambient state, for a run that has changed it."""
+        kept = [not isinstance(guard, AmbientGuard) for guard in self.guards]
+        variables = {**self.variables, "ambient_state_is_unchanged": _no_question}
+        match = compile_source(self.source, "match", variables)
+        return attrs.evolve(
+            self,
+            guards=tuple(itertools.compress(self.guards, kept)),
+            sources=tuple(itertools.compress(self.sources, kept)),
+            match=match,
+            variables=match.__globals__,
+        )
+
     def mismatches(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Mismatch]:
         """Return every guard that fails for a call, and how; empty only for a hit."""
         variables = {**self.variables, "args": args, "kwargs": kwargs}
@@ -66,6 +79,10 @@ class GuardFunction:
                 Mismatch("ambient state", "PyTorch's flags as they were", "one of them changed")
             ]
         return [Mismatch("the call", "what its guards say", "something that none of them names")]
+
+
+def _no_question() -> bool:
+    return True
 
 
 # Made anew for each function, from what its source says.

@@ -38,6 +38,7 @@ __all__ = [
     "SizeGuard",
     "SizesGuard",
     "TensorGuard",
+    "TensorKeysGuard",
     "UniqueTensorsGuard",
     "ValueGuard",
     "ambient_values",
@@ -480,6 +481,36 @@ class KeysGuard:
         if found and same_value(seen, self.keys):
             return None
         return Mismatch(self.path, self.expected, f"keys {[*seen]}" if found else _MISSING)
+
+
+@attrs.frozen(eq=False)
+class TensorKeysGuard:
+    """A mapping has the tensors for keys that it had, in the order it had them.
+
+    Tensors are not kept alive; another guard reaches them by the keys.
+    """
+
+    path: str
+    access: str
+    keys: tuple[int, ...]
+
+    @classmethod
+    def of(cls, path: str, access: str, mapping: Mapping[Any, Any]) -> TensorKeysGuard:
+        """Guard the keys of a mapping."""
+        return cls(path, access, tuple(map(id, mapping)))
+
+    @property
+    def expected(self) -> str:
+        return f"the same {len(self.keys)} tensors as keys"
+
+    def source(self, names: Names) -> str:
+        return f"(*map(id, {self.access}),) == {names.of(self.keys, 'key_ids')}"
+
+    def mismatch(self, variables: Mapping[str, Any]) -> Mismatch | None:
+        found, seen = _look(f"(*map(id, {self.access}),)", variables)
+        if found and seen == self.keys:
+            return None
+        return Mismatch(self.path, self.expected, "others" if found else _MISSING)
 
 
 @attrs.frozen(eq=False)

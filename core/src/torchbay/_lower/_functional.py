@@ -31,6 +31,8 @@ def functional(
     if decompositions is None and not any(is_write(node) for node in graph.graph.nodes):
         return graph
     _draw_in_memory_order(graph)
+    # Numbers that were read of the inputs are read anew, so that they get symbols of their own.
+    mode.epoch += 1
     try:
         with plain_execution(), mode, mode.shape_env.ignore_fresh_unbacked_symbols():
             traced = trace_to_graph(functionalized(graph, mode), fakes, decompositions)

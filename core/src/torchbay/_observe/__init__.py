@@ -6,7 +6,7 @@ import dis
 import random
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from logging import Logger
 from types import CodeType, ModuleType
 from typing import Any
@@ -52,6 +52,7 @@ from torchbay._reason import Reason
 from torchbay._torch_autograd import has_gradient_hooks, in_this_thread
 from torchbay._torch_compat import compiler_flag, operators_called_directly
 from torchbay._torch_encoder import padded_encoders
+from torchbay._torch_optim import plain_optimizers
 
 __all__ = [
     "ABSENT",
@@ -147,6 +148,14 @@ class Observation:
         return (reading for holder in self.watched for reading in holder.readings)
 
     @property
+    def settings(self) -> list[Reading]:
+        """The floats among the settings of optimizers, such as learning rates."""
+        owners = (holder.owner for holder in self.watched)
+        optimizers = [owner for owner in owners if isinstance(owner, torch.optim.Optimizer)]
+        groups = {id(group) for optimizer in optimizers for group in optimizer.param_groups}
+        return [r for r in self.readings if id(r.holder) in groups and type(r.value) is float]
+
+    @property
     def counted(self) -> list[Reading]:
         """The numbers in containers that the call moves, as it found them."""
         moved = {
@@ -161,7 +170,8 @@ class Observation:
     def made(self) -> list[Any]:
         """What the call returned and what it left in containers."""
         written = (change.after for effect in self.effects for change in effect.changes)
-        return [self.result, *written, *(g.after for g in self.gradients)]
+        gradients = (g.after for g in self.gradients if g.after is not g.before)
+        return [self.result, *written, *gradients]
 
     @property
     def leaves_gradients(self) -> bool:
@@ -185,9 +195,18 @@ class Observation:
             names=names,
         )
 
-    def as_before(self) -> AbstractContextManager[None]:
-        """Look at Python state as the call found it."""
-        return self.undone() if self.effects else nullcontext()
+    @contextmanager
+    def as_before(self) -> Iterator[None]:
+        """Look at Python state, and at what tensors hold as gradients, as the call found it."""
+        moved = [g for g in self.gradients if g.after is not g.before]
+        with self.undone() if self.effects else nullcontext():
+            for gradient in moved:
+                gradient.tensor.grad = gradient.before
+            try:
+                yield
+            finally:
+                for gradient in moved:
+                    gradient.tensor.grad = gradient.after
 
     @contextmanager
     def undone(self) -> Iterator[None]:
@@ -211,6 +230,7 @@ def observe(call: Call, reach: Reach) -> Observation:
         compiler_flag(),
         operators_called_directly(direct),
         padded_encoders(),
+        plain_optimizers(),
         in_this_thread(),
         recorder,
         profiled(profile),
@@ -230,6 +250,9 @@ def observe(call: Call, reach: Reach) -> Observation:
     obstacles += _unwatched([*call.objects, *(r for holder in watched for r in holder.readings)])
     if _python_randomness() != randomness:
         obstacles.append(Reason("the call draws random numbers of Python or NumPy"))
+    asks_gradients = profile.asks_gradients or "grad" in reach.names
+    if asks_gradients:
+        changes += [Change(f"{late.path}.grad", None, None) for late in tensors.late(reach)]
     return Observation(
         result,
         tuple(recorder.ops),
@@ -245,7 +268,7 @@ def observe(call: Call, reach: Reach) -> Observation:
         profile.levels,
         names,
         profile.reads_fast_path,
-        tuple(tensors.gradients.after(frozenset(recorder.used))),
+        tuple(tensors.gradients.after(frozenset(recorder.used), is_asked=asks_gradients)),
     )
 
 
@@ -320,6 +343,12 @@ class _Tensors:
         places = [place for place in found if not is_lazy(place.value)]
         self._before = [(p.path, p.value, _facts(p.value)) for p in places]
         self.gradients = Gradients(places)
+
+    def late(self, reach: Reach) -> Iterator[Reading]:
+        """Yield the leaves that were found only after the call."""
+        known = {id(tensor) for _, tensor, _ in self._before}
+        found = (r for r in reach.tensors() if id(r.value) not in known)
+        return (r for r in found if not is_lazy(r.value) and r.value.is_leaf)
 
     def obstacles(self) -> list[Reason]:
         """Return why a call that did this to its tensors cannot be in a graph."""

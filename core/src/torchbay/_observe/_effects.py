@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from types import CellType
 from typing import Any
 
+import torch
+
 from torchbay._observe._reach import Holder
 from torchbay._observe._snapshot import ABSENT, Change
 from torchbay._reason import CannotServe
@@ -17,7 +19,14 @@ __all__ = ["EffectHistory", "counts", "is_writable"]
 _PATIENCE = 4
 _DEEPEST = 64
 _MAPPINGS = (dict, collections.OrderedDict, collections.defaultdict)
-_REGISTRIES = ("['_parameters']", "['_modules']", "['_forward_hooks']", "['_forward_pre_hooks']")
+_REGISTRIES = (
+    "['_parameters']",
+    "['_modules']",
+    "['_forward_hooks']",
+    "['_forward_pre_hooks']",
+    "['_backward_hooks']",
+    "['_backward_pre_hooks']",
+)
 
 
 class EffectHistory:
@@ -84,7 +93,7 @@ def _is_writable_key(change: Change) -> bool:
     is_replaced = change.before is not ABSENT and change.after is not ABSENT
     if holder.suffix.endswith("['_buffers']") or holder.is_namespace:
         return is_replaced
-    return key is ABSENT or is_plain(key)
+    return key is ABSENT or is_plain(key) or isinstance(key, torch.Tensor)
 
 
 def moves_a_number(before: Any, after: Any, depth: int = 0) -> bool:

@@ -54,17 +54,18 @@ class Gradients:
         # Kept, so that no other gradient gets the identity of one of these.
         self._before = [(leaf, leaf.grad, _version(leaf.grad)) for leaf in leaves.values()]
 
-    def after(self, used: frozenset[int]) -> Sequence[Gradient]:
+    def after(self, used: frozenset[int], *, is_asked: bool) -> Sequence[Gradient]:
         """Return the gradient of every leaf, if the call had to do with any.
 
         Args:
             used: Identities of the tensors that its operators were given.
+            is_asked: Whether code ran that may ask tensors for their gradients.
         """
         found = [
             Gradient(leaf, before, leaf.grad, _version(before) != version)
             for leaf, before, version in self._before
         ]
-        is_concerned = any(g.is_changed or id(g.before) in used for g in found)
+        is_concerned = is_asked or any(g.is_changed or id(g.before) in used for g in found)
         return found if is_concerned else ()
 
 

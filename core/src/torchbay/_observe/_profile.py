@@ -82,6 +82,7 @@ class ProfileRecorder:
         environment: The environment variables it read, with their values.
         levels: The loggers it asked whether a level is enabled, with the answers.
         reads_fast_path: Whether an encoder would drop padding only with its fast path enabled.
+        asks_gradients: Whether code ran that names ``grad``, as who asks a tensor for it does.
     """
 
     def __init__(self, operators: OpRecorder) -> None:
@@ -92,6 +93,7 @@ class ProfileRecorder:
         self.environment: dict[str, str | None] = {}
         self.levels: dict[tuple[logging.Logger, int], bool] = {}
         self.reads_fast_path = False
+        self.asks_gradients = False
         self._reads_all = False
         self._operators = operators
         self._collecting = {getattr(callback, "__code__", None) for callback in gc.callbacks}
@@ -180,10 +182,13 @@ class ProfileRecorder:
         self.environment[name] = None if value is None else os.fsdecode(value)
 
     def _add(self, code: CodeType, frame: FrameType) -> None:
-        if is_user_file(code.co_filename):
+        is_users = is_user_file(code.co_filename)
+        if not is_users and not _is_stateful(code.co_filename):
+            return
+        self.asks_gradients |= "grad" in code.co_names or "grad" in code.co_consts
+        if is_users:
             self.user_codes[code] = frame.f_globals
-            self.codes.add(code)
-        elif _is_module_code(code.co_filename):
+        if not code.co_filename.endswith("/torch/nn/modules/module.py"):
             self.codes.add(code)
 
     def _asked_logger(self, frame: FrameType, *, is_enabled: bool | None) -> None:
@@ -251,6 +256,8 @@ class StrictRecorder(ProfileRecorder):
             raise CannotServe(f"its backward: {obstacle.what}", where=obstacle.where)
         for change in self.effects:
             raise CannotServe(f"its backward changes {change.path}")
+        if self.asks_gradients:
+            raise CannotServe("its backward asks tensors for the gradients that they hold")
 
     def _add(self, code: CodeType, frame: FrameType) -> None:
         if _is_generated(frame) or _is_importing(frame):
@@ -309,9 +316,12 @@ def _is_standard(filename: str) -> bool:
     return is_wrapping or (filename.startswith(_STDLIB) and "-packages" not in filename)
 
 
-def _is_module_code(filename: str) -> bool:
-    """Whether a file of torch defines modules whose attributes their code reads."""
-    return "/torch/nn/" in filename and not filename.endswith("/nn/modules/module.py")
+def _is_stateful(filename: str) -> bool:
+    """Whether a file of torch defines objects that hold a program's state."""
+    return any(part in filename for part in _STATEFUL)
+
+
+_STATEFUL = ("/torch/nn/", "/torch/optim/", "/torch/amp/", "/torch/cuda/amp/")
 
 
 @contextmanager

@@ -111,8 +111,8 @@ class Reach:
     def of(cls, call: Call, codes: Mapping[CodeType, dict[str, Any]]) -> Reach:
         """Walk from a callable, its opaque arguments, and code known to run in the call."""
         reach = cls()
-        reach._root("self", call.function)
-        reach._root("torch.nn.modules.module", global_module_hooks())
+        reach.add_root("self", call.function)
+        reach.add_root("torch.nn.modules.module", global_module_hooks())
         classes = (item for item in call.values if isinstance(item.value, type))
         for item in (*call.objects, *classes):
             reach.add_weak_root(item.path, item.value)
@@ -131,9 +131,14 @@ class Reach:
             for module, taken in imports_in(code, variables):
                 names += [(vars(module), name) for name in taken or ()]
                 if not taken and is_own(module) and id(module) not in self._roots:
-                    self._root(module.__name__, module)
+                    self.add_root(module.__name__, module)
         found = [self._read_global(variables, name) for variables, name in names]
         return [reading for reading in found if reading is not None]
+
+    def add_root(self, path: str, value: Any) -> None:
+        """Walk from an object that lives as long as the program."""
+        self._roots.append(id(value))
+        self._pending.append((path, value))
 
     def add_weak_root(self, path: str, value: Any) -> None:
         """Walk from an object that must not be kept alive."""
@@ -196,10 +201,6 @@ class Reach:
         holder.readings.append(reading)
         self._pending.append((path, value))
         return reading
-
-    def _root(self, path: str, value: Any) -> None:
-        self._roots.append(id(value))
-        self._pending.append((path, value))
 
     def _read_global(self, variables: dict[str, Any], name: str) -> Reading | None:
         if name not in variables:

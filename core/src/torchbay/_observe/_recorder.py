@@ -22,6 +22,7 @@ from torchbay._observe._ops import (
 from torchbay._reason import Reason
 from torchbay._source import user_line
 from torchbay._torch_compat import ObservingDispatchMode, has_effect_token, leave_mode
+from torchbay._torch_optim import is_fused_step
 
 __all__ = ["OpRecorder"]
 
@@ -79,6 +80,9 @@ class OpRecorder(ObservingDispatchMode):
         self.used.update(map(id, _tensors((*args, *kwargs.values()))))
         if is_control_flow(func):
             self._record_control_flow(func, args, where)
+        if is_fused_step(func):
+            remedy = "Make the optimizer with fused=False"
+            self.obstacles.append(Reason(f"no graph can hold {func}", where, remedy))
         if has_effect_token(func):
             self.obstacles.append(Reason(f"{func} has an effect that no graph can hold", where))
         elif func in GATES:

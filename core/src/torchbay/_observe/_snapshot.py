@@ -12,7 +12,7 @@ import attrs
 
 from torchbay._observe._reach import Holder, Reach
 from torchbay._observe._state import has_attributes
-from torchbay._structure import is_plain, same_value
+from torchbay._structure import is_plain, same_keys, same_value, shown_key
 
 __all__ = ["ABSENT", "Change", "Effect", "Snapshot", "is_same", "put"]
 
@@ -79,7 +79,8 @@ class Effect:
         if not self.holder.is_whole or not isinstance(self.holder.container, dict):
             return False
         kept = [key for key in self.before if key in self.after]
-        return [*kept, *(k for k in self.after if k not in self.before)] != [*self.after]
+        added = (key for key in self.after if key not in self.before)
+        return not same_keys([*kept, *added], self.after)
 
 
 class Snapshot:
@@ -191,7 +192,7 @@ def _refill(container: Any, before: Mapping[Any, Any], *, is_whole: bool) -> Non
     for key, value in before.items():
         if kind.get(container, key, ABSENT) is not value:
             kind.__setitem__(container, key, value)
-    if is_whole and [*container] != [*before]:
+    if is_whole and not same_keys(container, before):
         for key in before:
             kind.__setitem__(container, key, kind.pop(container, key))
 
@@ -204,7 +205,7 @@ def is_same(old: object, new: object) -> bool:
 def _place(path: str, key: object) -> str:
     if isinstance(key, str) and key.isidentifier():
         return f"{path}.{key}"
-    return path if key is None else f"{path}[{key!r}]"
+    return path if key is None else f"{path}[{shown_key(key)}]"
 
 
 def _show(value: object) -> str:

@@ -101,17 +101,26 @@ _PLAIN_HOLDERS = (
 
 
 def is_watchable(value: Any) -> bool:
-    """Whether an object is of a class outside torch and Python's own library, with a ``__dict__``."""
+    """Whether an object has a ``__dict__`` and its attributes are a program's state.
+
+    That is so outside torch and Python's own library, and in torch for what trains.
+    """
     if isinstance(value, _PLAIN_HOLDERS):
         return True
     attributes = attributes_of(value)
     if isinstance(value, (type, ModuleType, BuiltinFunctionType)) or attributes is None:
         return False
     root = type(value).__module__.partition(".")[0]
-    is_library = root in _LIBRARIES and not isinstance(value, torch.nn.Module)
+    is_library = root in _LIBRARIES and not isinstance(value, _STATEFUL)
     return not is_library and isinstance(attributes, dict)
 
 
+_STATEFUL = (
+    torch.nn.Module,
+    torch.optim.Optimizer,
+    torch.optim.lr_scheduler.LRScheduler,
+    torch.amp.GradScaler,
+)
 _LIBRARIES = frozenset(sys.stdlib_module_names) - {"__main__"} | {"torch", "torchbay", "numpy"}
 _UNWATCHABLE = (
     array.array,

@@ -31,7 +31,8 @@ from torchbay._observe._state import (
     wraps_another,
 )
 from torchbay._source import is_user_file
-from torchbay._structure import is_plain
+from torchbay._structure import is_plain, shown_key
+from torchbay._torch_optim import global_optimizer_hooks
 
 if TYPE_CHECKING:
     from torchbay._observe._reach import Holder, Reach
@@ -43,7 +44,7 @@ def _walk_module(reach: Reach, path: str, module: torch.nn.Module) -> None:
     attributes = module.__dict__
     for name in ("_parameters", "_buffers", "_modules"):
         _walk_registry(reach, path, module, name)
-    for name in ("_forward_hooks", "_forward_pre_hooks"):
+    for name in _HOOKS:
         suffix = f"{{}}.__dict__[{name!r}]"
         _walk_items(reach, reach.hold(f"{path}.{name}", attributes[name], module, suffix=suffix))
     holder = reach.hold(path, attributes, module, suffix="{}.__dict__")
@@ -51,6 +52,9 @@ def _walk_module(reach: Reach, path: str, module: torch.nn.Module) -> None:
         if name not in _MODULE_INTERNALS:
             reach.read(holder, f"{path}.{name}", name, value, name)
     _walk_class(reach, type(module), module)
+
+
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
 def _walk_registry(reach: Reach, path: str, module: torch.nn.Module, registry: str) -> None:
@@ -70,6 +74,11 @@ def _walk_object(reach: Reach, path: str, value: Any) -> None:
         needed = None if is_named_elsewhere else name
         reach.read(holder, f"{path}.{name}", name, attribute, needed)
     _walk_class(reach, type(value), value)
+
+
+def _walk_optimizer(reach: Reach, path: str, optimizer: torch.optim.Optimizer) -> None:
+    _walk_object(reach, path, optimizer)
+    reach.add_root("torch.optim.optimizer", global_optimizer_hooks())
 
 
 _NAMED_ELSEWHERE = (collections.ChainMap, collections.UserDict, collections.UserList)
@@ -104,7 +113,7 @@ def _walk_items(reach: Reach, holder: Holder) -> None:
     is_mapping = isinstance(container, Mapping)
     items = container.items() if is_mapping else enumerate(container)
     for key, item in list(items):
-        reach.read(holder, f"{holder.path}[{key!r}]", key, item, None)
+        reach.read(holder, f"{holder.path}[{shown_key(key)}]", key, item, None)
 
 
 def _walk_container(reach: Reach, path: str, value: Any) -> None:
@@ -227,6 +236,7 @@ def _walk_own_class(reach: Reach, path: str, kind: type) -> None:
 
 _WALKERS: dict[type, Callable[[Reach, str, Any], None]] = {
     torch.nn.Module: _walk_module,
+    torch.optim.Optimizer: _walk_optimizer,
     dict: _walk_container,
     MappingProxyType: _walk_container,
     list: _walk_container,

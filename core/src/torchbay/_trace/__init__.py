@@ -19,6 +19,7 @@ from torchbay._symbolic import Symbolic
 from torchbay._torch_autograd import PastInput
 from torchbay._torch_compat import compiler_flag, storage_id, trace_to_graph
 from torchbay._torch_encoder import padded_encoders
+from torchbay._torch_optim import plain_optimizers
 from torchbay._torch_symbols import symbolic_kernels, symbolic_mode
 from torchbay._trace._agreement import check_agreement
 from torchbay._trace._branches import refuse_captured
@@ -161,7 +162,7 @@ def _traced(
     try:
         undone, python = observation.undone(), python_randomness_kept()
         kernels = symbolic_kernels() if symbolic.in_python else nullcontext()
-        with undone, compiler_flag(), padded_encoders(), python, mode, kernels:
+        with undone, compiler_flag(), padded_encoders(), plain_optimizers(), python, mode, kernels:
             return trace_to_graph(flat, fakes)
     except CannotServe:
         raise

@@ -7,13 +7,14 @@ from types import CellType
 from typing import Any
 
 import attrs
+import torch
 
 from torchbay._access import Access
 from torchbay._call import Call
 from torchbay._observe import ABSENT, Change, Effect, Holder, Observation, argument_holders, is_same
 from torchbay._reason import CannotServe
 from torchbay._source import Names
-from torchbay._structure import key_source
+from torchbay._structure import key_source, same_keys
 
 __all__ = ["EffectWriter", "Twins", "Write"]
 
@@ -152,18 +153,30 @@ class EffectWriter:
         path = effect.holder.path
         paths = {change.key: change.path for change in effect.changes}
         gone = [key for key in effect.before if key not in effect.after]
-        writes = [Write(path, f"del {target}[{key_source(key, self._names)}]") for key in gone]
+        writes = [Write(path, f"del {target}[{self._key(key)}]") for key in gone]
         for key, new in effect.after.items():
             if key in paths:
-                head = f"{target}[{key_source(key, self._names)}] = "
+                head = f"{target}[{self._key(key)}] = "
                 writes.append(Write(paths[key], head, new, other.after[key]))
         if effect.is_reordered:
-            keys = ", ".join(key_source(key, self._names) for key in effect.after)
+            keys = ", ".join(map(self._key, effect.after))
             key = self._names.fresh("key")
             writes.append(
                 Write(path, f"for {key} in ({keys},): {target}[{key}] = {target}.pop({key})")
             )
         return writes
+
+    def _key(self, key: Any) -> str:
+        """Return an expression for a key.
+
+        Raises:
+            CannotServe: It is a tensor that the call made, or was given.
+        """
+        if not isinstance(key, torch.Tensor):
+            return key_source(key, self._names)
+        if (position := self._positions.get(id(key))) is None:
+            raise CannotServe("a dict gets a tensor as a key that the call computes")
+        return f"inputs[{position}]"
 
 
 def _original(holder: Holder, twins: Twins) -> Holder:
@@ -173,7 +186,7 @@ def _original(holder: Holder, twins: Twins) -> Holder:
 def _has_same_keys(effect: Effect, other: Effect) -> bool:
     if isinstance(effect.holder.container, set):
         return effect.after.keys() == other.after.keys()
-    return [*effect.after] == [*other.after]
+    return same_keys(effect.after, other.after)
 
 
 def _cell_writes(target: str, effect: Effect, other: Effect) -> list[Write]:

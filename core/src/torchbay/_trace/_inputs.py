@@ -12,7 +12,7 @@ import torch
 from torchbay._call import Call, Item, is_usable
 from torchbay._observe import GradientPlace, Observation, Reading
 from torchbay._reason import CannotServe
-from torchbay._structure import is_plain
+from torchbay._structure import is_plain, shown_key
 from torchbay._symbolic import Declarations, Symbolic
 from torchbay._torch_autograd import anchored
 from torchbay._torch_dims import declare, declaring, tie
@@ -43,7 +43,9 @@ class Input:
 def _key(place: Item | Reading | GradientPlace) -> str:
     if isinstance(place, GradientPlace):
         return f"{_key(place.owner)}.grad"
-    return f"{id(place.holder)} {place.key!r}" if isinstance(place, Reading) else place.access
+    if isinstance(place, Reading):
+        return f"{id(place.holder)} {shown_key(place.key)}"
+    return place.access
 
 
 @attrs.frozen(eq=False)
@@ -73,7 +75,9 @@ class Inputs:
         """
         tensors = _tensors_of(call, observation)
         numbers: tuple[Item | Reading, ...]
-        numbers = (*_numbers_of(call, symbolic), *_counted_numbers(observation, symbolic))
+        counted = _counted_numbers(observation, symbolic)
+        others = [reading for reading in observation.settings if reading not in counted]
+        numbers = (*_open_numbers([*call.numbers, *others], symbolic), *counted)
         with declaring(mode.shape_env):
             fakes = [_fake(mode, entry, f"t{i}", symbolic) for i, entry in enumerate(tensors)]
             open_numbers = [
@@ -136,10 +140,12 @@ def _gradients_of(
             yield GradientPlace(place, gradient)
 
 
-def _numbers_of(call: Call, symbolic: Symbolic) -> tuple[Item, ...]:
-    """Return the numbers of a call that become inputs: symbols cannot stand for NaN or infinity."""
+def _open_numbers(
+    numbers: Sequence[Item | Reading], symbolic: Symbolic
+) -> tuple[Item | Reading, ...]:
+    """Return the numbers that become inputs: symbols cannot stand for NaN or infinity."""
     return tuple(
-        item for item in call.numbers if item.path in symbolic.numbers and math.isfinite(item.value)
+        place for place in numbers if place.path in symbolic.numbers and math.isfinite(place.value)
     )
 
 
