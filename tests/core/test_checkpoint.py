@@ -505,3 +505,33 @@ def test_gives_right_gradients_through_inductor(tmp_path, monkeypatch):
     assert served(compiled) == {"graph": 1, "eager": 1}
     report = torchbay.explain(compiled).specializations[0]
     assert report.saved_bytes == (DEPTH - 1) * x.nbytes
+
+
+@pytest.mark.parametrize("mode", ["default", "min_cut"])
+def test_serves_either_partitioner_without_checkpoints(mode):
+    model, x = Plain(0.3), torch.randn(BATCH, WIDTH)
+    expected = trained(model, model, x)
+    compiled = torchbay.compile(model, backend="eager", partitioner=mode)
+    assert_equal(trained(compiled, model, x), expected)
+    assert served(compiled) == {"graph": 2, "eager": 1}
+
+
+def test_keeps_more_with_the_default_partitioner():
+    x = torch.randn(BATCH, WIDTH)
+    least = saved_bytes(Plain(), x, partitioner="min_cut")
+    assert saved_bytes(Plain(), x, partitioner="default") >= least > 0
+
+
+def test_leaves_annotations_of_nodes_alone():
+    model = Blocks(use_reentrant=False)
+
+    def annotated(x):
+        with torch.fx.traceback.annotate({"name": "inside"}):
+            x = model(x)
+        return x.sin()
+
+    x = torch.randn(BATCH, WIDTH)
+    expected = trained(annotated, model, x)
+    compiled = torchbay.compile(annotated, backend="eager")
+    assert_equal(trained(compiled, model, x), expected)
+    assert served(compiled) == {"graph": 2, "eager": 1}

@@ -206,10 +206,12 @@ def note_phase(*, is_after: bool) -> None:
     Args:
         is_after: Whether that would be one after the call.
     """
-    if torch._C._current_autograd_node() is None:
-        traceback.current_meta.pop(_PHASE, None)
-    else:
-        traceback.current_meta[_PHASE] = {_BACKWARD: _AFTER if is_after else _WITHIN}
+    # What a program annotates stands in the same field.
+    noted = {k: v for k, v in traceback.current_meta.get(_PHASE, {}).items() if k != _BACKWARD}
+    if torch._C._current_autograd_node() is not None:
+        noted[_BACKWARD] = _AFTER if is_after else _WITHIN
+    if noted or _PHASE in traceback.current_meta:
+        traceback.current_meta[_PHASE] = noted
 
 
 def is_in_backward(node: Node) -> bool:
