@@ -22,7 +22,7 @@ from torchbay._torch_checkpoint import (
 )
 from torchbay._torch_compat import (
     ObservingDispatchMode,
-    argument_of,
+    draws,
     storage_id,
     tensors_among,
     writes_of,
@@ -127,11 +127,12 @@ class _Region(ObservingDispatchMode):
     ) -> Any:
         kwargs = kwargs or {}
         self._refuse_writes(func, args, kwargs)
-        draws = _draws(func, args, kwargs)
-        with region(self._number, _policy(func, draws=draws)):
+        is_drawing = draws(func, args, kwargs)
+        with region(self._number, _policy(func, is_drawing=is_drawing)):
             result = func(*args, **kwargs)
         made = tensors_among(result)
-        if draws:
+        # What functions given to an operator draw is not seen here.
+        if is_drawing or (is_control_flow(func) and self._devices is None):
             self._refuse_unpreserved(made, kwargs)
         given = {storage_id(tensor) for tensor in tensors_among((args, kwargs))}
         self._made.update({storage_id(tensor) for tensor in made} - given)
@@ -169,25 +170,19 @@ def _written(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[tor
     return tensors_among(values)
 
 
-def _policy(func: Any, *, draws: bool) -> CheckpointPolicy | None:
+def _policy(func: Any, *, is_drawing: bool) -> CheckpointPolicy | None:
     """Return whether to compute an operator again; None where PyTorch may decide.
 
     It may for attention without dropout: made to compute that again, it would keep random states.
     """
     tags = getattr(func, "tags", ())
-    if draws or any(tag in tags for tag in _READING_DATA):
+    if is_drawing or any(tag in tags for tag in _READING_DATA):
         return CheckpointPolicy.MUST_SAVE
     is_free = torch.Tag.nondeterministic_seeded in tags or func in GATES or func in LIFTS
     return None if is_free or is_control_flow(func) else CheckpointPolicy.MUST_RECOMPUTE
 
 
 _READING_DATA = (torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output)
-
-
-def _draws(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
-    """Whether an operator draws random numbers: attention does for its dropout only."""
-    is_tagged = torch.Tag.nondeterministic_seeded in getattr(func, "tags", ())
-    return is_tagged and argument_of(func, args, kwargs, "dropout_p") != 0.0
 
 
 def _needs_gradient(value: Any) -> bool:
