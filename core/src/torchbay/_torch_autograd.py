@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import torch
 from torch.autograd.graph import GradientEdge, get_gradient_edge
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Node, traceback
 
 __all__ = [
     "Partitioner",
@@ -18,9 +18,11 @@ __all__ = [
     "has_gradient_hooks",
     "in_this_thread",
     "is_about_spent_graph",
+    "is_in_backward",
     "is_plain_view",
     "is_spent",
     "keeps_graph",
+    "note_phase",
     "partitioned",
     "roots_behind",
     "without_autocast",
@@ -192,6 +194,42 @@ def _has_let_go(node: Any) -> bool:
     return False
 
 
+# A field that torch copies to the nodes which are traced, once again when a graph is traced anew.
+_PHASE = "custom"
+_BACKWARD = "torchbay_backward"
+_WITHIN, _AFTER = "within the call", "after the call"
+
+
+def note_phase(*, is_after: bool) -> None:
+    """Have what is traced next know whether a backward does it.
+
+    Args:
+        is_after: Whether that would be one after the call.
+    """
+    # What a program annotates stands in the same field.
+    noted = {k: v for k, v in traceback.current_meta.get(_PHASE, {}).items() if k != _BACKWARD}
+    if torch._C._current_autograd_node() is not None:
+        noted[_BACKWARD] = _AFTER if is_after else _WITHIN
+    if noted or _PHASE in traceback.current_meta:
+        traceback.current_meta[_PHASE] = noted
+
+
+def is_in_backward(node: Node) -> bool:
+    """Whether a backward did what a node stands for."""
+    return _BACKWARD in node.meta.get(_PHASE, ())
+
+
+def _mark_forward(joint: GraphModule) -> None:
+    """Tell the default partitioner where the forward ends, or it would keep nothing at all."""
+    last = None
+    for node in joint.graph.nodes:
+        if node.meta.get(_PHASE, {}).get(_BACKWARD) == _AFTER:
+            break
+        last = node if node.op == "call_function" else last
+    if last is not None:
+        last.meta["partitioner_tag"] = "is_forward"
+
+
 def partitioned(
     joint: GraphModule, forward_outputs: int, partitioner: Partitioner, states: Sequence[int]
 ) -> tuple[GraphModule, GraphModule]:
@@ -211,6 +249,8 @@ def partitioned(
     """
     from torch._functorch import partitioners
 
+    if partitioner == "default":
+        _mark_forward(joint)
     split: Callable[..., Any] = _PARTITIONERS[partitioner](partitioners)
     forward, backward = split(
         joint, (), num_fwd_outputs=forward_outputs, static_lifetime_input_indices=list(states)

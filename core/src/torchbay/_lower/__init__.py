@@ -12,6 +12,7 @@ import attrs
 import torch
 from torch.fx import GraphModule, Node
 
+from torchbay._lower._checkpoints import compute_again
 from torchbay._lower._composites import kernels_of, recompose
 from torchbay._lower._functional import functional, writes
 from torchbay._lower._halves import Halves, split
@@ -117,6 +118,7 @@ def lower(trace: Trace, capabilities: Capabilities, partitioner: Partitioner) ->
         states = [*(given.is_state for given in trace.inputs), *numbers]
         halves = split(graph, states, len(trace.joint.wanted), partitioner)
         return _Lowering(trace, halves.forward, capabilities, halves).lowered()
+    compute_again(graph.graph)
     recompose(graph, capabilities.keep)
     return _Lowering(trace, graph, capabilities).lowered()
 

@@ -9,6 +9,7 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 
 from torchbay._control_flow import operators_in
+from torchbay._lower._checkpoints import keep_boundaries
 from torchbay._lower._functional import writes
 from torchbay._lower._prune import has_effect, is_random, prune
 from torchbay._reason import CannotServe
@@ -56,6 +57,7 @@ def split(
     for node in operators_in(joint):
         raise CannotServe(f"gradients through {node.target} are not served from a graph yet")
     graph = joint.graph
+    keep_boundaries(graph)
     for number, node in enumerate(graph.find_nodes(op="placeholder")[len(states) :]):
         node.name = node.target = f"{_TANGENT}{number}"
     copies = _without_copies(joint)

@@ -18,6 +18,7 @@ from torch.nn.parameter import is_lazy
 from torchbay._call import Call, Place
 from torchbay._observe._arguments import argument_holders, hidden_argument_changes
 from torchbay._observe._branches import BranchWatch
+from torchbay._observe._checkpoints import RealCheckpoints
 from torchbay._observe._direct import DirectCalls
 from torchbay._observe._effects import EffectHistory, counts
 from torchbay._observe._gradients import Gradient, GradientPlace, Gradients
@@ -50,6 +51,7 @@ from torchbay._observe._snapshot import ABSENT, Change, Effect, Snapshot, is_sam
 from torchbay._observe._state import has_attributes, is_unwatchable
 from torchbay._reason import Reason
 from torchbay._torch_autograd import has_gradient_hooks, in_this_thread
+from torchbay._torch_checkpoint import checkpoints_replaced
 from torchbay._torch_compat import compiler_flag, operators_called_directly
 from torchbay._torch_encoder import padded_encoders
 from torchbay._torch_optim import plain_optimizers
@@ -231,6 +233,7 @@ def observe(call: Call, reach: Reach) -> Observation:
         operators_called_directly(direct),
         padded_encoders(),
         plain_optimizers(),
+        checkpoints_replaced(RealCheckpoints(recorder)),
         in_this_thread(),
         recorder,
         profiled(profile),

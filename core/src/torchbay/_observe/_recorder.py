@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -46,6 +47,7 @@ class OpRecorder(ObservingDispatchMode):
         self.inside = Inside()
         self.has_left = False
         self.is_rehearsed = False
+        self._asides = 0
 
     def __torch_dispatch__(
         self,
@@ -56,13 +58,24 @@ class OpRecorder(ObservingDispatchMode):
     ) -> Any:
         with self.inside.operator():
             result = func(*args, **(kwargs or {}))
-            if func is PACK:
+            if func is PACK and not self._asides:
                 self.gates.append(Gate(elements, (), elements(args[1]), user_line()))
+        if self._asides:
+            return result
         try:
             self._record(func, args, kwargs or {}, result)
         except Exception as error:  # noqa: BLE001 - the call goes on, whatever happens here
             self.obstacles.append(Reason(f"observing {func} raised {error!r}", user_line()))
         return result
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Run what is not to be recorded."""
+        self._asides += 1
+        try:
+            yield
+        finally:
+            self._asides -= 1
 
     def leave(self) -> None:
         """Stop recording before the ``with`` block ends."""

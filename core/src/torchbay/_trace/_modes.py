@@ -22,6 +22,7 @@ from torchbay._observe import (
 )
 from torchbay._reason import CannotServe
 from torchbay._source import user_line, user_stack_entry
+from torchbay._torch_autograd import note_phase
 from torchbay._torch_compat import (
     PAD,
     ObservingDispatchMode,
@@ -109,6 +110,7 @@ class OpTracer(ObservingDispatchMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         set_node_stack(user_stack_entry())
+        note_phase(is_after=self._is_backward)
         if func not in LIFTS:
             args = substitute(args, self._inputs)
             kwargs = substitute(kwargs or {}, self._inputs)
@@ -209,11 +211,7 @@ class OpTracer(ObservingDispatchMode):
 def refuse_random(func: Any, args: Any, kwargs: Any) -> None:
     """Raise CannotServe for random numbers in a backward: eager draws others there."""
     if draws(func, args, kwargs):
-        raise CannotServe(
-            "its backward draws random numbers",
-            where=user_line(),
-            remedy="Where that is a checkpoint, pass preserve_rng_state=False or drop nothing in it",
-        )
+        raise CannotServe("its backward draws random numbers", where=user_line())
 
 
 def refuse_strangers(value: Any) -> None:

@@ -12,8 +12,10 @@ from torchbay._call import Call, Item
 from torchbay._observe import Observation, Reading, put
 from torchbay._source import Names
 from torchbay._torch_autograd import in_this_thread
+from torchbay._torch_checkpoint import checkpoints_replaced
 from torchbay._torch_compat import fake_tolist, fakes_as_tensors, operators_called_directly
 from torchbay._torch_symbols import bind
+from torchbay._trace._checkpoints import Checkpoints
 from torchbay._trace._epilogue import Epilogue
 from torchbay._trace._gates import GateAnswers
 from torchbay._trace._gradients import GradientWriter
@@ -52,6 +54,7 @@ class Program:
         self._by_tensor, self._known = inputs.by_tensor, KnownTensors()
         self._tracer = OpTracer(self._by_tensor, answers, self._known, observation.ops)
         self._gradients = GradientWriter(observation, inputs)
+        self._checkpoints = Checkpoints(observation)
         positions = inputs.positions
         self.ops = self._tracer.ops
         self.epilogue = Epilogue(call, observation, positions, names, self._gradients)
@@ -101,6 +104,7 @@ class Program:
             self._tracer,
             substitution,
             fake_tolist(answers.tolist),
+            checkpoints_replaced(self._checkpoints),
         ):
             yield
 
