@@ -41,10 +41,10 @@ def test_satisfies_the_contract():
     assert "interpret" in backend.fingerprint()["function"]
 
 
-def test_claims_static_inference_on_every_device():
+def test_claims_static_graphs_on_every_device():
     claims = PlainBackend(interpret).capabilities
     assert {"cpu", "cuda"} <= claims.devices
-    assert not claims.training
+    assert claims.training
     assert not claims.dynamic_shapes
     assert not claims.mutation
 

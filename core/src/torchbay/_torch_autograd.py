@@ -25,6 +25,7 @@ __all__ = [
     "note_phase",
     "partitioned",
     "roots_behind",
+    "runs_python",
     "without_autocast",
 ]
 
@@ -165,6 +166,12 @@ def roots_behind(
     """Return, for each edge, the roots that autograd gets to it from."""
     behind = [_nodes_behind(root, set()) for root in roots]
     return [frozenset(i for i, nodes in enumerate(behind) if e.node in nodes) for e in edges]
+
+
+def runs_python(roots: Sequence[torch.Tensor]) -> bool:
+    """Whether a backward of these runs functions that are written in Python."""
+    nodes = {node for root in roots for node in _nodes_behind(root, set())}
+    return any(isinstance(node, torch.autograd.function.BackwardCFunction) for node in nodes)
 
 
 def _nodes_behind(root: torch.Tensor, ends: set[Any]) -> set[Any]:

@@ -715,11 +715,6 @@ def raises_what_eager_raises_for_a_change_of_a_view_of_a_leaf():
     return lambda x: (x[1:], x.sin())
 
 
-@scenario(trained(LEAF, by=changing(lambda r: r[0].mul_(2))), eagerly=True)
-def raises_what_eager_raises_for_a_change_of_one_of_many_views():
-    return lambda x: x.sin().unbind(0)
-
-
 @scenario(trained(X, by=changing(lambda r: r[2].mul_(2))), eagerly=True)
 def raises_what_eager_raises_for_a_change_of_a_view_of_a_parameter():
     return ReturningWeight(3, 2)
@@ -782,11 +777,6 @@ def _all_tangents(program):
 @scenario(trained(LEAF, by=_all_tangents), at_most=1)
 def takes_tangents_of_any_layout():
     return lambda x: x.sin() @ torch.ones(3, 3) + x.t().contiguous().t()
-
-
-@scenario(trained(LEAF, by=_with_tangent(lambda y: torch.ones(y.shape).to_sparse())), eagerly=True)
-def takes_a_sparse_tangent():
-    return lambda x: x * 2
 
 
 @scenario(trained(LEAF, by=_with_tangent(lambda y: torch.zeros(y.shape))), at_most=1)

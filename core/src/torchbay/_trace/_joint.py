@@ -19,6 +19,7 @@ from torchbay._torch_autograd import (
     is_plain_view,
     is_spent,
     roots_behind,
+    runs_python,
     without_autocast,
 )
 from torchbay._torch_compat import storage_id
@@ -95,12 +96,11 @@ class Differentiation:
         written_roots = {i: roots.add(self._fakes[i]) for i in self._written()}
         if not roots.found:
             return []
-        edges = [*self._edges.values()]
-        groups, reached = groups_of(roots.found, edges), roots_behind(roots.found, edges)
+        groups = groups_of(roots.found, [*self._edges.values()])
         tangents = [tracer.tangent_of(root) for root in roots.found]
         profile = StrictRecorder(OpRecorder(), self._observation.reach)
         try:
-            gradients = self._gradients(roots.found, tangents, tracer, profile)
+            gradients, reached = self._gradients(roots.found, tangents, tracer, profile)
         except RuntimeError as error:
             if not (is_about_spent_graph(error) and all(map(is_spent, roots.found))):
                 raise
@@ -133,18 +133,35 @@ class Differentiation:
         tangents: Sequence[torch.Tensor],
         tracer: OpTracer,
         profile: StrictRecorder,
-    ) -> Sequence[torch.Tensor | None]:
+    ) -> tuple[Sequence[torch.Tensor | None], Sequence[frozenset[int]]]:
+        """Return the gradient of each input that needs one, and the roots it is computed from."""
         if not self._edges:
             raise CannotServe("its result needs gradients, and none of its inputs does")
-        before = Snapshot.of(self._observation.reach)
+        before, edges = Snapshot.of(self._observation.reach), [*self._edges.values()]
         with tracer.backward(), without_autocast(), profiled(profile):
-            gradients = torch.autograd.grad(
-                roots, [*self._edges.values()], tangents, allow_unused=True
-            )
+            reached = _reached(roots, tangents, edges)
+            gradients = torch.autograd.grad(roots, edges, tangents, allow_unused=True)
         profile.check()
         for change in (c for effect in before.effects() for c in effect.changes):
             raise CannotServe(f"its backward changes Python state: {change.path}")
-        return gradients
+        return gradients, reached
+
+
+def _reached(
+    roots: Sequence[torch.Tensor], tangents: Sequence[torch.Tensor], edges: Sequence[Any]
+) -> Sequence[frozenset[int]]:
+    """Return, for each input, the roots without whose tangents it gets no gradient."""
+    if len(roots) == 1 or not runs_python(roots):
+        return roots_behind(roots, edges)
+    # A function in Python may give no gradient although autograd leads to an input.
+    alone = [
+        torch.autograd.grad([root], edges, [tangent], retain_graph=True, allow_unused=True)
+        for root, tangent in zip(roots, tangents, strict=True)
+    ]
+    return [
+        frozenset(r for r, found in enumerate(alone) if found[i] is not None)
+        for i in range(len(edges))
+    ]
 
 
 class _Roots:
