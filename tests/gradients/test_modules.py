@@ -1,6 +1,6 @@
 """Gradients of PyTorch's modules, as its own database of them describes it.
 
-    python -m pytest tests/gradients/test_modules.py -m "not slow"
+    python -m pytest tests/gradients/test_modules.py -m "not exhaustive"
     python -m pytest tests/gradients/test_modules.py -k BatchNorm
 
 The default run tries two sample inputs of each module with ``backward()`` outside, and one inside a
@@ -127,7 +127,7 @@ def test_module(name):
     assert [str(trial) for trial in tried(name) if trial.verdict in BROKEN] == []
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", MODULES)
 def test_module_on_many_samples(name):
     assert [str(t) for t in trials_of(name, full=True) if t.verdict in BROKEN] == []
