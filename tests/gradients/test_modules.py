@@ -4,7 +4,7 @@
     python -m pytest tests/gradients/test_modules.py -k BatchNorm
 
 The default run tries two sample inputs of each module with ``backward()`` outside, and one inside a
-compiled training step; in training mode, and in evaluation mode where that differs. The slow one
+compiled training step; in training mode, and in evaluation mode where that differs. The exhaustive one
 tries up to 30 of each. Parameters and buffers are compared after each call, as are results and gradients.
 """
 

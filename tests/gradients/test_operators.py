@@ -3,8 +3,8 @@
     python -m pytest tests/gradients/test_operators.py -m "not exhaustive"
     python -m pytest tests/gradients/test_operators.py -k "test_operator and cumsum"
 
-The default run tries two sample inputs of each operator in float32 and one in complex64, where it
-takes those, and the variants that write to their first argument. The slow one tries up to 30.
+The default run tries one sample input of each operator in float32 and one in complex64, where it
+takes those, and the variants that write to their first argument. The exhaustive one tries up to 30.
 """
 
 from __future__ import annotations

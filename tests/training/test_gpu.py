@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 
 import pytest
 import torch
@@ -60,10 +61,16 @@ def test_computes_the_gradients_of(name, backend, autocast):
     is_random = "dropout" in name and backend != "eager"
     for _ in range(3):
         x = torch.randn(INPUTS[name], device="cuda")
-        with torch.autocast("cuda", torch.bfloat16, enabled=autocast):
+        with torch.autocast("cuda", torch.bfloat16, enabled=autocast), warnings.catch_warnings():
+            warnings.simplefilter("ignore", torchbay.errors.TorchbayWarning)
             found, expected = gradients(compiled, x), gradients(twin, x)
         close = {"rtol": 3e-2, "atol": 3e-2} if autocast else {"rtol": 1e-3, "atol": 1e-4}
         if not is_random:
             torch.testing.assert_close(found, expected, **close)
         torch.testing.assert_close(list(module.buffers()), list(twin.buffers()), **close)
-    assert torchbay.explain(compiled).calls["graph"] == 2, torchbay.explain(compiled).eager
+    explanation = torchbay.explain(compiled)
+    if name == "a recurrence":
+        # cuDNN packs the weights of one into memory of its own, which no operator says.
+        assert "UntypedStorage" in explanation.eager[0].reason
+    else:
+        assert explanation.calls["graph"] == 2, explanation.eager
