@@ -49,6 +49,7 @@ __all__ = [
     "is_fake",
     "is_inside_trace",
     "is_transformed",
+    "lazy_signs_resolved",
     "leave_mode",
     "map_subgraphs",
     "map_tensors",
@@ -98,6 +99,18 @@ class ObservingDispatchMode(TorchDispatchMode):
 
 
 ObservingFunctionMode = TorchFunctionMode
+
+
+@contextlib.contextmanager
+def lazy_signs_resolved() -> Iterator[None]:
+    """Let kernels see lazy conjugations and negations, as outside a dispatch mode.
+
+    Below one, the keys that resolve them are excluded, and ``linalg.pinv`` of complex numbers, for
+    one, is wrong.
+    """
+    guard, keys = torch._C._SetExcludeDispatchKeyGuard, torch._C.DispatchKey
+    with guard(keys.Conjugate, False), guard(keys.Negative, False):
+        yield
 
 
 def is_dynamo_entry(code: CodeType) -> bool:

@@ -22,7 +22,12 @@ from torchbay._observe._ops import (
 )
 from torchbay._reason import Reason
 from torchbay._source import user_line
-from torchbay._torch_compat import ObservingDispatchMode, has_effect_token, leave_mode
+from torchbay._torch_compat import (
+    ObservingDispatchMode,
+    has_effect_token,
+    lazy_signs_resolved,
+    leave_mode,
+)
 from torchbay._torch_optim import is_fused_step
 
 __all__ = ["OpRecorder"]
@@ -56,7 +61,7 @@ class OpRecorder(ObservingDispatchMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        with self.inside.operator():
+        with self.inside.operator(), lazy_signs_resolved():
             result = func(*args, **(kwargs or {}))
             if func is PACK and not self._asides:
                 self.gates.append(Gate(elements, (), elements(args[1]), user_line()))

@@ -11,7 +11,12 @@ from typing import Any
 import torch
 
 from torchbay._observe._ops import BATCH_NORMS
-from torchbay._torch_compat import ObservingDispatchMode, storage_id, writes_of
+from torchbay._torch_compat import (
+    ObservingDispatchMode,
+    lazy_signs_resolved,
+    storage_id,
+    writes_of,
+)
 
 __all__ = [
     "WriteUndo",
@@ -39,7 +44,8 @@ class WriteUndo(ObservingDispatchMode):
     ) -> Any:
         for tensor in written(func, args, kwargs or {}):
             self._keep(tensor)
-        return func(*args, **(kwargs or {}))
+        with lazy_signs_resolved():
+            return func(*args, **(kwargs or {}))
 
     def _keep(self, tensor: torch.Tensor) -> None:
         if (key := storage_id(tensor)) not in self._copies:

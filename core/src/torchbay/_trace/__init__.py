@@ -26,7 +26,7 @@ from torchbay._trace._branches import refuse_captured
 from torchbay._trace._gates import GateAnswers, TracedGate
 from torchbay._trace._hidden_writes import reveal_hidden_writes
 from torchbay._trace._inputs import Input, Inputs
-from torchbay._trace._joint import Joint, with_tangents
+from torchbay._trace._joint import Joint, is_sure_of_roots, with_tangents
 from torchbay._trace._program import Program
 
 __all__ = [
@@ -115,8 +115,16 @@ class Trace:
     spent: frozenset[int] = frozenset()
 
 
-def trace(call: Call, observation: Observation, symbolic: Symbolic) -> Trace:
+def trace(
+    call: Call, observation: Observation, symbolic: Symbolic, *, asks_each: bool = False
+) -> Trace:
     """Trace an observed call.
+
+    Args:
+        call: The call.
+        observation: What it did.
+        symbolic: Which sizes and numbers are left open.
+        asks_each: Whether each result is differentiated alone as well.
 
     Raises:
         CannotServe: The call cannot be in a graph, or its two runs differ.
@@ -126,11 +134,13 @@ def trace(call: Call, observation: Observation, symbolic: Symbolic) -> Trace:
     inputs = Inputs.of(call, observation, symbolic, mode)
     names = Names(*RESERVED, *call.names.values)
     names.values |= call.names.values
-    program = Program(call, observation, inputs, answers, names, mode)
+    program = Program(call, observation, inputs, answers, names, mode, asks_each=asks_each)
     graph = _traced(program, inputs.all_fakes, mode, observation, symbolic)
     differentiation, epilogue = program.differentiation, program.epilogue
     if (joint := differentiation.joint) is not None:
         graph = with_tangents(graph, joint, program.roots + len(joint.roots))
+        if not asks_each and not is_sure_of_roots(graph, joint, len(inputs.all_fakes)):
+            return trace(call, observation, symbolic, asks_each=True)
     refuse_captured(graph)
     reveal_hidden_writes(graph)
     answers.check_used_up()

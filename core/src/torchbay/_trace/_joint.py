@@ -22,11 +22,11 @@ from torchbay._torch_autograd import (
     runs_python,
     without_autocast,
 )
-from torchbay._torch_compat import storage_id
+from torchbay._torch_compat import storage_id, writes_of
 from torchbay._trace._inputs import Inputs
 from torchbay._trace._modes import OpTracer
 
-__all__ = ["Differentiation", "Joint", "with_tangents"]
+__all__ = ["Differentiation", "Joint", "is_sure_of_roots", "with_tangents"]
 
 
 @attrs.frozen(eq=False)
@@ -69,8 +69,16 @@ class Differentiation:
         spent: Those of them whose gradients a backward inside the call has used up.
     """
 
-    def __init__(self, observation: Observation, inputs: Inputs) -> None:
-        """Look at the inputs before the call runs."""
+    def __init__(self, observation: Observation, inputs: Inputs, *, asks_each: bool) -> None:
+        """Look at the inputs before the call runs.
+
+        Args:
+            observation: The observed call.
+            inputs: The inputs of its graph.
+            asks_each: Whether to differentiate each root alone as well, to see which gradients
+                there are then.
+        """
+        self._asks_each = asks_each
         self.joint: Joint | None = None
         self.differentiable: frozenset[int] = frozenset()
         self.spent: frozenset[int] = frozenset()
@@ -139,7 +147,9 @@ class Differentiation:
             raise CannotServe("its result needs gradients, and none of its inputs does")
         before, edges = Snapshot.of(self._observation.reach), [*self._edges.values()]
         with tracer.backward(), without_autocast(), profiled(profile):
-            reached = _reached(roots, tangents, edges)
+            reached: Sequence[frozenset[int]] = roots_behind(roots, edges)
+            if self._asks_each or runs_python(roots):
+                reached = _seen_alone(roots, tangents, edges)
             gradients = torch.autograd.grad(roots, edges, tangents, allow_unused=True)
         profile.check()
         for change in (c for effect in before.effects() for c in effect.changes):
@@ -147,13 +157,10 @@ class Differentiation:
         return gradients, reached
 
 
-def _reached(
+def _seen_alone(
     roots: Sequence[torch.Tensor], tangents: Sequence[torch.Tensor], edges: Sequence[Any]
 ) -> Sequence[frozenset[int]]:
-    """Return, for each input, the roots without whose tangents it gets no gradient."""
-    if len(roots) == 1 or not runs_python(roots):
-        return roots_behind(roots, edges)
-    # A function in Python may give no gradient although autograd leads to an input.
+    """Return, for each input, the roots that alone give it a gradient."""
     alone = [
         torch.autograd.grad([root], edges, [tangent], retain_graph=True, allow_unused=True)
         for root, tangent in zip(roots, tangents, strict=True)
@@ -215,6 +222,40 @@ def _common_base(members: Sequence[torch.Tensor]) -> torch.Tensor:
     if base is None or not all(m is base or is_plain_view(m, base) for m in members):
         raise CannotServe("two of its results share memory and have gradients of their own")
     return base
+
+
+def is_sure_of_roots(module: GraphModule, joint: Joint, inputs: int) -> bool:
+    """Whether data flows as autograd's functions lead, from tangents to gradients.
+
+    Where it does not, a function gives zeros, or no gradient at all, for want of a tangent.
+
+    Args:
+        module: The joint graph.
+        joint: What it is about.
+        inputs: How many inputs it has before the tangents.
+    """
+    by_node: dict[Node, frozenset[int]] = {}
+    by_memory: dict[int, frozenset[int]] = collections.defaultdict(frozenset)
+    for position, node in enumerate(module.graph.find_nodes(op="placeholder")):
+        by_node[node] = frozenset({position - inputs} if position >= inputs else ())
+    for node in module.graph.nodes:
+        found = by_node.get(node, frozenset())
+        for used in node.all_input_nodes:
+            found |= by_node[used] | by_memory[_memory(used)]
+        by_node[node] = found
+        for position, name in writes_of(node.target):
+            target = node.args[position] if position < len(node.args) else node.kwargs.get(name)
+            if isinstance(target, Node):
+                by_memory[_memory(target)] |= found
+    returned: Sequence[Any] = module.graph.output_node().args[0]  # type: ignore[assignment]
+    gradients = returned[len(returned) - len(joint.wanted) :]
+    flowing = tuple(by_node[node] | by_memory[_memory(node)] for node in gradients)
+    return len(joint.roots) == 1 or flowing == joint.reached
+
+
+def _memory(node: Node) -> int:
+    value = node.meta.get("val")
+    return storage_id(value) if isinstance(value, torch.Tensor) else 0
 
 
 def with_tangents(module: GraphModule, joint: Joint, first: int) -> GraphModule:

@@ -45,6 +45,8 @@ class Program:
         answers: GateAnswers,
         names: Names,
         mode: Any,
+        *,
+        asks_each: bool,
     ) -> None:
         self._call = call
         self._observation = observation
@@ -58,7 +60,7 @@ class Program:
         positions = inputs.positions
         self.ops = self._tracer.ops
         self.epilogue = Epilogue(call, observation, positions, names, self._gradients)
-        self.differentiation = Differentiation(observation, inputs)
+        self.differentiation = Differentiation(observation, inputs, asks_each=asks_each)
         self.results = 0
 
     @property
