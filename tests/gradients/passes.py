@@ -9,7 +9,18 @@ import attrs
 import torch
 from torch.utils._pytree import tree_leaves
 
-__all__ = ["FEW", "PASSES", "TWICE", "WITHOUT_LAST", "Pass", "leaves_among", "tensors_among"]
+__all__ = [
+    "EXPANDED",
+    "FEW",
+    "PASSES",
+    "STRIDED",
+    "TWICE",
+    "WITHOUT_FIRST",
+    "WITHOUT_LAST",
+    "Pass",
+    "leaves_among",
+    "tensors_among",
+]
 
 Tangent = Callable[[torch.Tensor, torch.Generator], torch.Tensor]
 
@@ -65,16 +76,17 @@ class Pass:
             torch.autograd.backward(kept, tangents, retain_graph=last > 0, inputs=wanted or None)
 
 
-WITHOUT_LAST = Pass(outputs=slice(-1))
+STRIDED, EXPANDED = Pass(strided), Pass(expanded)
+WITHOUT_FIRST, WITHOUT_LAST = Pass(outputs=slice(1, None)), Pass(outputs=slice(-1))
 TWICE = Pass(times=2)
 
-FEW = (Pass(), Pass(), Pass(strided), Pass(expanded))
+FEW = (Pass(), Pass(), STRIDED, EXPANDED)
 """A call each. The first is observed; the second shows whether calls of its kind hit a graph."""
 
 PASSES = (
     *FEW,
     Pass(lazy),
-    Pass(outputs=slice(1, None)),
+    WITHOUT_FIRST,
     WITHOUT_LAST,
     Pass(leaves=slice(1)),
     TWICE,
