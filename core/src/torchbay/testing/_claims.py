@@ -7,13 +7,14 @@ import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import attrs
 import pytest
 import torch
 from torch.nn import functional
 
 import torchbay
 from torchbay.errors import NotServed, TorchbayError
-from torchbay.plugin import CompileRequest, Executable
+from torchbay.plugin import CompileRequest, Executable, StridedExecutable
 from torchbay.testing import tolerance
 from torchbay.testing._contract import assert_right, step, step_inputs
 from torchbay.testing._groups import quietly
@@ -141,6 +142,8 @@ class ClaimTests:
         """Computes gradients; without the claim, the call is served eagerly, with a reason.
 
         `Capabilities.training`: "Takes the forward and the backward half of a training step."
+        `StridedExecutable.output_strides`: "The strides of every output, in elements: those of the
+        graph, but for `free_strides`."
         """
         weight, x = subject.randn(4, 5), subject.randn(3, 4, seed=1)
         if subject.claims.training:
@@ -256,7 +259,24 @@ def _assert_halves_are_right(subject: Subject, weight: torch.Tensor, x: torch.Te
         (backward_half, inputs, "backward"),
     ):
         request = _request(static_request, subject, function, tensors, side=side)
-        assert_right(subject.build(request).run(list(tensors)), *tensors, function=function)
+        # What a forward half returns after its result is for its backward half alone.
+        free = frozenset({1} if side == "forward" else ())
+        executable = subject.build(attrs.evolve(request, free_strides=free))
+        outputs = executable.run(list(tensors))
+        assert_right(outputs, *tensors, function=function)
+        if isinstance(executable, StridedExecutable):
+            _assert_laid_out(outputs, executable.output_strides, request, free)
+
+
+def _assert_laid_out(
+    outputs: Any, strides: Any, request: CompileRequest, free: frozenset[int]
+) -> None:
+    """Compare strides with what was said of them, and with the graph's unless they are free."""
+    assert [tuple(o.stride()) for o in outputs] == [tuple(s) for s in strides]
+    nodes: Any = request.graph.graph.output_node().args[0]
+    for position, node in enumerate(nodes):
+        is_kept = tuple(strides[position]) == tuple(node.meta["val"].stride())
+        assert is_kept or position in free
 
 
 def _assert_gradients_are_right(
