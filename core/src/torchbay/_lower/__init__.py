@@ -14,6 +14,7 @@ from torchbay._lower._composites import kernels_of, recompose
 from torchbay._lower._functional import functional
 from torchbay._lower._halves import split
 from torchbay._lower._lowering import Lowered, Lowering
+from torchbay._lower._norms import with_precise_statistics
 from torchbay._lower._places import INPUTS, LAST, ROOTS, Place, Route, Source
 from torchbay._lower._present import BackwardPart, present
 from torchbay._lower._prune import named_arguments, prune, with_outputs
@@ -81,4 +82,4 @@ def lower_region(region: Region, mode: Any, capabilities: Capabilities) -> Graph
 
 @functools.cache
 def _table(decompositions: Callable[[], Decompositions] | None) -> Decompositions | None:
-    return decompositions() if decompositions is not None else None
+    return with_precise_statistics(decompositions()) if decompositions is not None else None
