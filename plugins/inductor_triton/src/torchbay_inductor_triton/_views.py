@@ -39,7 +39,7 @@ class InputView:
 
 
 def split_views(
-    module: GraphModule, kept: AbstractSet[int]
+    module: GraphModule, kept: AbstractSet[int] = frozenset()
 ) -> tuple[GraphModule, Mapping[int, InputView]]:
     """Return the graph without outputs that are views of inputs, and those by position.
 
