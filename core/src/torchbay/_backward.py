@@ -93,7 +93,7 @@ class Backward:
     def needed(self, roots: frozenset[int]) -> frozenset[int]:
         """Return which of what is saved the backward of these roots takes."""
         if roots not in self._needed:
-            given = present(self.training.backward, roots).given if roots else ()
+            given = present(self.training.backward, roots).given
             self._needed[roots] = frozenset(g.index for g in given if g.kind == "saved")
         return self._needed[roots]
 
@@ -285,9 +285,11 @@ def _taken(ctx: Any, wanted: frozenset[int]) -> Sequence[torch.Tensor]:
     if not keeps_graph():
         backward: Backward = ctx.served_by
         ctx.left &= backward.left(wanted)
-        needed = backward.needed(ctx.left)
-        # Without their history, which leads back to here.
-        ctx.kept = [t.data if i in needed else _NOTHING for i, t in enumerate(found)]
+        ctx.kept = []
+        if ctx.left:
+            needed = backward.needed(ctx.left)
+            # Without their history, which leads back to here.
+            ctx.kept = [t.data if i in needed else _NOTHING for i, t in enumerate(found)]
         ctx.maybe_clear_saved_tensors()
     return found
 

@@ -168,9 +168,10 @@ def roots_behind(
     return [frozenset(i for i, nodes in enumerate(behind) if e.node in nodes) for e in edges]
 
 
-def runs_python(roots: Sequence[torch.Tensor]) -> bool:
-    """Whether a backward of these runs functions that are written in Python."""
-    nodes = {node for root in roots for node in _nodes_behind(root, set())}
+def runs_python(roots: Sequence[torch.Tensor], edges: Sequence[GradientEdge]) -> bool:
+    """Whether a backward from roots to edges runs functions that are written in Python."""
+    ends = {edge.node for edge in edges}
+    nodes = {node for root in roots for node in _nodes_behind(root, ends)}
     return any(isinstance(node, torch.autograd.function.BackwardCFunction) for node in nodes)
 
 

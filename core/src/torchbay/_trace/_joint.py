@@ -148,7 +148,8 @@ class Differentiation:
         before, edges = Snapshot.of(self._observation.reach), [*self._edges.values()]
         with tracer.backward(), without_autocast(), profiled(profile):
             reached: Sequence[frozenset[int]] = roots_behind(roots, edges)
-            if self._asks_each or runs_python(roots):
+            # A single root gives what all of them give.
+            if len(roots) > 1 and (self._asks_each or runs_python(roots, edges)):
                 reached = _seen_alone(roots, tangents, edges)
             gradients = torch.autograd.grad(roots, edges, tangents, allow_unused=True)
         profile.check()
